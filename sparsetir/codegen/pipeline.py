@@ -26,6 +26,7 @@ from sparsetir.ir.verifier import verify
 from sparsetir.ir.views import REDUCE, accesses, decode
 from sparsetir.lower import SCHEDULED, TO_MACHINE, TO_STAGE_2, TO_STAGE_3, as_module, run, single
 from sparsetir.lower.annotations import EMULATED, from_dialect
+from sparsetir.lower.iterations.normalize import keeping_nan
 from sparsetir.lower.loops import with_body
 from sparsetir.lower.target.initialization import DecomposeInit
 from sparsetir.lower.target.scratch import LimitScratch, has_unknown_scratch
@@ -287,7 +288,7 @@ def pipeline() -> tuple[Any, Any, Any]:
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
     def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-        second = _initialised(to_stage_2(mod))
+        second = _with_own_semantics(to_stage_2(mod))
         has_programs = any(map(from_dialect, second.functions.values()))
         if not has_programs:
             return stock(second)
@@ -301,11 +302,14 @@ def pipeline() -> tuple[Any, Any, Any]:
     return lower_all, host, device
 
 
-def _initialised(mod: ir.IRModule) -> ir.IRModule:
-    """Initialise the sums of dense functions that may have no terms; TVM does it in the step of the first term."""
+def _with_own_semantics(mod: ir.IRModule) -> ir.IRModule:
+    """Make dense functions compute what numpy does: sums of no terms, and limits of NaN."""
     functions = dict(mod.functions)
     for var, func in functions.items():
-        if isinstance(func, tirx.PrimFunc) and not from_dialect(func) and _may_have_empty_sums(func):
+        if not isinstance(func, tirx.PrimFunc) or from_dialect(func):
+            continue
+        functions[var] = func = with_body(func, keeping_nan(func.body))
+        if _may_have_empty_sums(func):  # which TVM initialises in the step of the first term
             with suppress(ScheduleError):  # a loop fused of sums and results stays as it is
                 functions[var] = single(DecomposeInit(ir.IRModule({var: func})))
     return ir.IRModule(functions, attrs=mod.attrs)

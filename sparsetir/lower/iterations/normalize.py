@@ -260,6 +260,24 @@ def with_nan(node: Any) -> Any:
     return structural_mutate(node, [*compared, *computed])
 
 
+def keeping_nan(node: Any) -> Any:
+    """Rewrite maxima and minima of floats and literals as choices, which are NaN where the float is, as numpy has it.
+
+    Which operand those of TVM choose depends on the order that its simplifier leaves them in.
+    """
+
+    def limited(limit: Any, mutator: Any) -> Any:
+        inner = mutator.default_mutate(limit)
+        literals = [x for x in (inner.a, inner.b) if isinstance(_uncast(x), tirx.FloatImm)]
+        if not _is_float(inner) or len(literals) != 1:
+            return inner
+        literal, value = literals[0], inner.b if inner.a.same_as(literals[0]) else inner.a
+        is_beyond = value < literal if isinstance(inner, tirx.Max) else literal < value
+        return tirx.Select(is_beyond, literal, value)
+
+    return structural_mutate(node, [(tirx.Max, limited), (tirx.Min, limited)])
+
+
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CompareNaN")
 def CompareNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Apply `with_nan` to the body of a stage-I function."""
@@ -378,4 +396,4 @@ def FoldCasts(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
     return with_body(func, structural_mutate(func.body, [(tirx.Cast, _literal)]))
 
 
-__all__ = ["CompareNaN", "FoldCasts", "NameScratch", "ReplaceBools", "as_logic", "opposite", "with_nan"]
+__all__ = ["CompareNaN", "FoldCasts", "NameScratch", "ReplaceBools", "as_logic", "keeping_nan", "opposite", "with_nan"]

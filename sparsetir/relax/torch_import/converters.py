@@ -390,23 +390,38 @@ def _reciprocal(node: Any, importer: Any) -> Any:
 
 def _power(node: Any, importer: Any) -> Any:
     """Convert a power; that by a half is a root to torch, which tells it from others for infinity and zero."""
-    x, exponent = importer.retrieve_args(node)
+    emit, (x, exponent), dtype = importer.block_builder.emit, importer.retrieve_args(node), _result_dtype(node)
     roots = {0.5: relax.op.sqrt, -0.5: relax.op.rsqrt}
-    if exponent in roots and _is_float(x) and _dtype(x) != "float16":  # of which torch computes the power
-        return importer.block_builder.emit(roots[exponent](x))
-    return importer.create_convert_map()["pow.Tensor_Scalar"](node)
+    is_known = _dtype(x) == dtype
+    x = x if is_known else emit(relax.op.astype(x, dtype))
+    if exponent in roots and _is_float(x) and dtype != "float16":  # of which torch computes the power
+        return emit(roots[exponent](x))
+    if is_known:
+        return importer.create_convert_map()["pow.Tensor_Scalar"](node)
+    if _is_float(x):
+        return emit(relax.op.power(x, relax.const(exponent, dtype)))
+    wide = emit(relax.op.power(emit(relax.op.astype(x, "float64")), relax.const(float(exponent), "float64")))
+    return emit(relax.op.astype(wide, dtype))
 
 
 def _limited(node: Any, importer: Any) -> Any:
     """Convert a clamp between tensors, which is NaN where one of these is."""
-    emit, dtype = importer.block_builder.emit, _result_dtype(node)
     x, *limits = [*importer.retrieve_args(node), None, None][:3]
     limits = [node.kwargs.get(name, limit) for name, limit in zip(("min", "max"), limits, strict=True)]
+    return _clamped(importer, x, [importer.env.get(limit, limit) for limit in limits], _result_dtype(node))
+
+
+def _clamped(importer: Any, x: Any, limits: Sequence[Any], dtype: str) -> Any:
+    """Limit a tensor by numbers or tensors, where they are not None, in a dtype."""
+    emit = importer.block_builder.emit
+    x = x if _dtype(x) == dtype else emit(relax.op.astype(x, dtype))
     for limit, choose in zip(limits, (relax.op.maximum, relax.op.minimum), strict=True):
-        if limit is not None:
-            limit = importer.env[limit] if limit in importer.env else limit
-            operands = [v if _dtype(v) == dtype else emit(relax.op.astype(v, dtype)) for v in (x, limit)]
-            x = _chosen(emit, choose, *operands)
+        if limit is None:
+            continue
+        if not isinstance(limit, relax.Expr):
+            limit = relax.const(limit, dtype)
+        limit = limit if _dtype(limit) == dtype else emit(relax.op.astype(limit, dtype))
+        x = _chosen(emit, choose, x, limit)
     return x
 
 
@@ -435,7 +450,12 @@ def _kept_nan(name: str) -> Converter:
     """Return a converter of limits that leave NaN as it is."""
 
     def convert(node: Any, importer: Any) -> Any:
-        emit, x = importer.block_builder.emit, importer.retrieve_args(node)[0]
+        emit, x, dtype = importer.block_builder.emit, importer.retrieve_args(node)[0], _result_dtype(node)
+        if _dtype(x) != dtype:
+            limits = [*importer.retrieve_args(node)[1:], None, None]
+            limits = [None, limits[0]] if name.startswith("clamp_max") else limits[:2]
+            limits = [node.kwargs.get(key, limit) for key, limit in zip(("min", "max"), limits, strict=True)]
+            return _clamped(importer, x, limits, dtype)
         limited = importer.create_convert_map()[name](node)
         if not _is_float(x) or not _is_float(limited):
             return limited
