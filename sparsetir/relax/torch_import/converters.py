@@ -252,6 +252,13 @@ def _dtype(x: Any) -> str:
     return str(x.ty.dtype.dtype)
 
 
+def _cast(emit: Callable[[Any], Any], value: Any, dtype: str) -> Any:
+    """Return a tensor or number as a tensor of a dtype."""
+    if not isinstance(value, relax.Expr):
+        return relax.const(value, dtype)
+    return value if _dtype(value) == dtype else emit(relax.op.astype(value, dtype))
+
+
 def _result_dtype(node: Any) -> str:
     return str(node.meta["val"].dtype).removeprefix("torch.")
 
@@ -259,14 +266,7 @@ def _result_dtype(node: Any) -> str:
 def _operands(node: Any, importer: Any) -> list[Any]:
     """Return the two operands of an elementwise operator as tensors of the result's dtype."""
     emit, dtype = importer.block_builder.emit, _result_dtype(node)
-    operands = importer.retrieve_args(node)[:2]
-
-    def as_operand(value: Any) -> Any:
-        if not isinstance(value, relax.Expr):
-            return relax.const(value, dtype)
-        return value if _dtype(value) == dtype else emit(relax.op.astype(value, dtype))
-
-    return [as_operand(value) for value in operands]
+    return [_cast(emit, value, dtype) for value in importer.retrieve_args(node)[:2]]
 
 
 def _promoted(name: str, combine: Callable[[Any, Any], Any]) -> Converter:
@@ -340,11 +340,7 @@ def _quotient(name: str) -> Converter:
 
 
 def _is_float(x: Any) -> bool:
-    return _is_inexact(_dtype(x))
-
-
-def _is_inexact(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat"))
+    return _dtype(x).startswith(("float", "bfloat"))
 
 
 def _floor_divided(node: Any, importer: Any) -> Any:
@@ -384,8 +380,7 @@ def _remainder(node: Any, importer: Any) -> Any:
 
 def _reciprocal(node: Any, importer: Any) -> Any:
     emit, (x,), dtype = importer.block_builder.emit, importer.retrieve_args(node), _result_dtype(node)
-    x = x if _dtype(x) == dtype else emit(relax.op.astype(x, dtype))
-    return emit(relax.op.divide(relax.const(1, dtype), x))
+    return emit(relax.op.divide(relax.const(1, dtype), _cast(emit, x, dtype)))
 
 
 def _power(node: Any, importer: Any) -> Any:
@@ -393,15 +388,15 @@ def _power(node: Any, importer: Any) -> Any:
     emit, (x, exponent), dtype = importer.block_builder.emit, importer.retrieve_args(node), _result_dtype(node)
     roots = {0.5: relax.op.sqrt, -0.5: relax.op.rsqrt}
     is_known = _dtype(x) == dtype
-    x = x if is_known else emit(relax.op.astype(x, dtype))
+    x = _cast(emit, x, dtype)
     if exponent in roots and _is_float(x) and dtype != "float16":  # of which torch computes the power
         return emit(roots[exponent](x))
     if is_known:
         return importer.create_convert_map()["pow.Tensor_Scalar"](node)
     if _is_float(x):
         return emit(relax.op.power(x, relax.const(exponent, dtype)))
-    wide = emit(relax.op.power(emit(relax.op.astype(x, "float64")), relax.const(float(exponent), "float64")))
-    return emit(relax.op.astype(wide, dtype))
+    wide = emit(relax.op.power(_cast(emit, x, "float64"), relax.const(float(exponent), "float64")))
+    return _cast(emit, wide, dtype)
 
 
 def _limited(node: Any, importer: Any) -> Any:
@@ -414,14 +409,9 @@ def _limited(node: Any, importer: Any) -> Any:
 def _clamped(importer: Any, x: Any, limits: Sequence[Any], dtype: str) -> Any:
     """Limit a tensor by numbers or tensors, where they are not None, in a dtype."""
     emit = importer.block_builder.emit
-    x = x if _dtype(x) == dtype else emit(relax.op.astype(x, dtype))
+    x = _cast(emit, x, dtype)
     for limit, choose in zip(limits, (relax.op.maximum, relax.op.minimum), strict=True):
-        if limit is None:
-            continue
-        if not isinstance(limit, relax.Expr):
-            limit = relax.const(limit, dtype)
-        limit = limit if _dtype(limit) == dtype else emit(relax.op.astype(limit, dtype))
-        x = _chosen(emit, choose, x, limit)
+        x = x if limit is None else _chosen(emit, choose, x, _cast(emit, limit, dtype))
     return x
 
 
@@ -429,9 +419,7 @@ def _where(node: Any, importer: Any) -> Any:
     """Convert a choice, whose operands may have several dtypes."""
     condition, *operands = importer.retrieve_args(node)
     emit, dtype = importer.block_builder.emit, _result_dtype(node)
-    return emit(
-        relax.op.where(condition, *(x if _dtype(x) == dtype else emit(relax.op.astype(x, dtype)) for x in operands))
-    )
+    return emit(relax.op.where(condition, *(_cast(emit, x, dtype) for x in operands)))
 
 
 def _divided(node: Any, importer: Any) -> Any:
@@ -691,7 +679,7 @@ def _ranked(importer: Any, x: Any, rank: int, dim: int, keepdim: bool) -> tuple[
 def _product_along(node: Any, importer: Any) -> Any:
     x, dim, keepdim = [*importer.retrieve_args(node), False][:3]
     emit, dtype = importer.block_builder.emit, _result_dtype(node)
-    x = x if _dtype(x) == dtype else emit(relax.op.astype(x, dtype))
+    x = _cast(emit, x, dtype)
     return emit(relax.op.prod(x, [dim % max(x.ty.ndim, 1)], bool(keepdim)))
 
 
@@ -714,12 +702,7 @@ def _compared(name: str) -> Converter:
         examples = [getattr(value, "meta", {}).get("val", value) for value in node.args[:2]]
         dtype = str(torch.result_type(*examples)).removeprefix("torch.").replace("bool", "int8")
 
-        def as_operand(value: Any) -> Any:
-            if not isinstance(value, relax.Expr):
-                return relax.const(value if _is_inexact(dtype) else int(value), dtype)
-            return value if _dtype(value) == dtype else emit(relax.op.astype(value, dtype))
-
-        return emit(compare(*map(as_operand, importer.retrieve_args(node)[:2])))
+        return emit(compare(*(_cast(emit, value, dtype) for value in importer.retrieve_args(node)[:2])))
 
     return convert
 
