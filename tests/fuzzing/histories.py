@@ -20,6 +20,7 @@ import scipy.sparse as sp
 import sparsetir
 from fuzzing.arguments import OWN, Item, Memo, dense, numbers, sparse
 from sparsetir import formats
+from sparsetir.interop import is_half
 from sparsetir.runtime.composed import ComposedKernel
 from sparsetir.runtime.kernel import Kernel
 
@@ -482,11 +483,13 @@ def _whole(item: Item) -> np.ndarray:
 
 def _dense(result: Any) -> np.ndarray:
     """A result as a dense array."""
-    if sp.issparse(result) and result.format == "csr":
-        rows = np.repeat(np.arange(result.shape[0]), np.diff(result.indptr.astype(np.int64)))
-        return _added(result.data[: len(rows)], (rows, result.indices[: len(rows)]), result.shape)
-    if sp.issparse(result):
-        return result.toarray()
+    if sp.issparse(result) and result.format in ("csr", "csc"):
+        count, is_rows = np.diff(result.indptr.astype(np.int64)), result.format == "csr"
+        major, minor = np.repeat(np.arange(len(count)), count), result.indices[: int(count.sum())]
+        where = (major, minor) if is_rows else (minor, major)
+        return _added(result.data[: len(major)], where, result.shape)
+    if sp.issparse(result):  # halves, which scipy does not make dense, are exact in 32 bits
+        return (result.astype(np.float32) if is_half(result) else result).toarray()
     if hasattr(result, "coords"):
         return _added(result.values, tuple(np.asarray(result.coords)), result.shape)
     if hasattr(result, "layout") and str(result.layout).startswith("torch.sparse"):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from fuzzing.case import Case, Finding, Front
+from fuzzing.case import Case, Finding, Front, unclear
 from fuzzing.histories import MAKERS, Difference, History
 from fuzzing.values import parts
 
@@ -64,7 +64,10 @@ class HistoryCase(Case):
         other.kernel, found = history.kernel, []
 
         def work(own: History, steps: tuple[int, ...]) -> None:
-            found.append(self._calls(own, steps))
+            try:
+                found.append(self._calls(own, steps))
+            except Exception as error:  # of the oracle
+                found.append(unclear(error, "in the fuzzer: "))
 
         threads = [
             threading.Thread(target=work, args=(own, steps))
@@ -74,8 +77,6 @@ class HistoryCase(Case):
             thread.start()
         for thread in threads:
             thread.join()
-        if len(found) < 2:
-            return Finding("unclear", f"threads {self.kernel}", "a thread ended by an error of its own")
         return next((finding for finding in found if finding), None)
 
     def _forked(self, history: History, steps: tuple[int, ...]) -> Finding | None:
