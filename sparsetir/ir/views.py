@@ -152,6 +152,15 @@ class Axis:
         return cast(self.length if self.width is None else self.width, self.idtype)
 
     @cached_property
+    def is_computed(self) -> bool:
+        """True if coordinates come from a formula that reads no array, and all fibers have as many slots."""
+        if self.rule is None or self.indptr is not None or self.extent_rule is not None or self.offset_rule is not None:
+            return False
+        hits: list[Any] = []
+        structural_walk(self.rule, (ir.TensorLoad, hits.append))
+        return not hits
+
+    @cached_property
     def has_tables(self) -> bool:
         """True if the extents or offsets of fibers are read from arrays, whose contents are not validated."""
         hits: list[Any] = []

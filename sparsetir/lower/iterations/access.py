@@ -290,8 +290,8 @@ def lookup(
         return coord, in_range(coord, axis.length, proven)
     zero = const(0, axis.idtype)
     parent = const(0, axis.idtype) if parent_pos is None else parent_pos
-    if axis.rule is not None and axis.indptr is None and axis.extent_rule is None and axis.offset_rule is None:
-        # Computed without index arrays, so that nothing has to be guarded: guards within guards grow exponentially.
+    if axis.is_computed:
+        # Nothing has to be guarded, because no array is read: guards within guards grow exponentially.
         begin, extent = axis.begin(parent, above), axis.extent(parent, above)
         slot = _slot_of_rule(axis, begin, above, coord, extent)
         if not collect(slot, Call):
