@@ -400,18 +400,16 @@ def _power(node: Any, importer: Any) -> Any:
 
 
 def _limited(node: Any, importer: Any) -> Any:
-    """Convert a clamp between tensors, which is NaN where one of these is."""
-    x, *limits = [*importer.retrieve_args(node), None, None][:3]
-    limits = [node.kwargs.get(name, limit) for name, limit in zip(("min", "max"), limits, strict=True)]
-    return _clamped(importer, x, [importer.env.get(limit, limit) for limit in limits], _result_dtype(node))
-
-
-def _clamped(importer: Any, x: Any, limits: Sequence[Any], dtype: str) -> Any:
-    """Limit a tensor by numbers or tensors, where they are not None, in a dtype."""
-    emit = importer.block_builder.emit
+    """Convert a clamp between numbers or tensors, which is NaN where one of these is, in the result's dtype."""
+    emit, dtype = importer.block_builder.emit, _result_dtype(node)
+    x, *limits = importer.retrieve_args(node)
+    names = ("max",) if "clamp_max" in str(node.target) else ("min", "max")
+    given = {name: importer.env.get(limit, limit) for name, limit in node.kwargs.items()}
+    given |= dict(zip(names, limits, strict=False))
     x = _cast(emit, x, dtype)
-    for limit, choose in zip(limits, (relax.op.maximum, relax.op.minimum), strict=True):
-        x = x if limit is None else _chosen(emit, choose, x, _cast(emit, limit, dtype))
+    for name, choose in (("min", relax.op.maximum), ("max", relax.op.minimum)):
+        if given.get(name) is not None:
+            x = _chosen(emit, choose, x, _cast(emit, given[name], dtype))
     return x
 
 
@@ -438,12 +436,9 @@ def _kept_nan(name: str) -> Converter:
     """Return a converter of limits that leave NaN as it is."""
 
     def convert(node: Any, importer: Any) -> Any:
-        emit, x, dtype = importer.block_builder.emit, importer.retrieve_args(node)[0], _result_dtype(node)
-        if _dtype(x) != dtype:
-            limits = [*importer.retrieve_args(node)[1:], None, None]
-            limits = [None, limits[0]] if name.startswith("clamp_max") else limits[:2]
-            limits = [node.kwargs.get(key, limit) for key, limit in zip(("min", "max"), limits, strict=True)]
-            return _clamped(importer, x, limits, dtype)
+        emit, x = importer.block_builder.emit, importer.retrieve_args(node)[0]
+        if name.startswith("clamp") and _dtype(x) != _result_dtype(node):
+            return _limited(node, importer)
         limited = importer.create_convert_map()[name](node)
         if not _is_float(x) or not _is_float(limited):
             return limited

@@ -56,12 +56,12 @@ def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
             run_ep_decomposition=False,
             keep_params_as_input=keeps_params,
         )
-    except SparseTIRError:
+    except (SparseTIRError, MemoryError):
         raise
     except Exception as error:  # of TVM: assertions that list the names of unsupported operators, and others
         fault = f"TVM's importer for torch does not take the model: {error}"
         advice = 'replace these operators, or leave them to torch: torch.compile(model, backend="sparsetir")'
-        raise LoweringError(f"{fault}; {advice}") from None
+        raise LoweringError(f"{fault}; {advice}") from error
 
 
 def _decompositions() -> dict[Any, Any]:

@@ -162,7 +162,8 @@ def from_torch(
     except SparseTIRError:
         raise
     except (InternalError, TypeError, ValueError) as error:
-        message = f"TVM does not compile an operator of the model: {str(error).splitlines()[0]}"
+        reason = str(error).partition("\n")[0]
+        message = f"TVM does not compile an operator of the model: {reason}"
         raise LoweringError(f'{message}; leave the model to torch.compile(model, backend="sparsetir")') from error
     if target is None:
         _check_results(compiled, exported, EXACT if sparsify is None else ROUNDED)
