@@ -421,6 +421,11 @@ class RowWorkspace:
                 target[filled:after] = source[first : first + after - filled]
             filled = after
 
+    def replace(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """Write the next entries to other buffers of the same length."""
+        self.keys, self.values = keys, values
+        self.passed[:2] = map(tvm_ffi.from_dlpack, (keys, values))
+
 
 class SmallCalls:
     """Small calls of a program over scipy's matrices with one result.
@@ -504,8 +509,7 @@ class SmallCalls:
         indptr, chunks = np.empty(rows + 1, self.key), [room.chunks, *room.split] if by == "shared" else []
         largest = self.chosen(room, *selected) if room.heap is not None else ()
         function(by)(*params, *chunks, len(room.keys), indptr, *room.passed, *largest)
-        keys, values = result = self.memory(0 if indptr.item(0) else indptr.item(rows))
-        room.copy_to(result)
+        keys, values = self.result(room, 0 if indptr.item(0) else indptr.item(rows))
         if not self.spare:
             self.spare.append(room)  # of which nothing is read any more: another thread takes it
         if indptr.item(0):
@@ -520,12 +524,18 @@ class SmallCalls:
             return ""
         return function_for([arguments[name] for name in self.factors])
 
-    def memory(self, count: int) -> list[np.ndarray]:
-        """Return buffers for the coordinates and values of a result."""
-        keys, values = self.rooms.dtypes
-        if count * self.rooms.item < LEAST_ROOM:
-            return [np.empty(count, keys), np.empty(count, values)]
-        return self.rooms.lend(self.rooms.take(count), count)
+    def result(self, room: RowWorkspace, count: int) -> list[np.ndarray]:
+        """Return the coordinates and values that were written, in the buffers themselves if they are mostly filled."""
+        entries = len(room.keys)
+        if room.chunks == 1 and 2 * count >= entries:
+            written = self.rooms.lend((room.keys, room.values), count)
+            room.replace(*self.rooms.take(entries))
+            return written
+        copies = [np.empty(count, dtype) for dtype in self.rooms.dtypes]
+        if count * self.rooms.item >= LEAST_ROOM:
+            copies = self.rooms.lend(self.rooms.take(count), count)
+        room.copy_to(copies)
+        return copies
 
     def chosen(self, room: RowWorkspace, top: int | None = None, least: Any = None) -> list[Any]:
         """Return the arguments of a selection of the largest entries."""

@@ -17,7 +17,7 @@ import tvm_ffi
 import sparsetir
 from sparsetir import ops
 from sparsetir.sparse_output import kernel as assembled
-from sparsetir.sparse_output import products
+from sparsetir.sparse_output import fast_paths, products
 from sparsetir.sparse_output.fast_paths import RowWorkspace
 from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.utils.buffers import LEAST_ROOM, BufferPool, Copies, OutputPool
@@ -87,6 +87,28 @@ def test_a_small_product_is_read_before_its_room_is_put_away(function: str, oper
     assert bits(kernel.small_at_once(function, {"A": A, "B": B})) == bits(first)
     kernel.small_calls.spare = Emptied()
     assert bits(kernel.small_at_once(function, {"A": A, "B": B})) == bits(first)
+
+
+def test_a_small_product_that_fills_its_room_keeps_it_until_nobody_reads_it(
+    operands: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    A, B = (sp.csr_array(o[:200, :200]) for o in operands.values())
+    expected = bits(sp.csr_array(A @ B).sorted_indices())[:2]
+    monkeypatch.setattr(fast_paths, "limits", lambda: (30_000, 1 << 20))
+    kernel = SparseOutputKernel(sparsetir.build(ops.spgemm()).compiled)
+    first = kernel.small_at_once("small", {"A": A, "B": B})
+    assert LEAST_ROOM // 8 <= 30_000 <= 2 * first.nnz, "no longer most of the room"
+    second = kernel.small_at_once("small", {"A": A * 2, "B": B})
+    assert bits(first)[:2] == bits(second)[:2] == expected
+    np.testing.assert_array_equal(first.data * 2, second.data)
+    part, where = second.data[:10], second.data.ctypes.data
+    kept = part.copy()
+    del second
+    for factor in range(3, 6):
+        third = kernel.small_at_once("small", {"A": A * factor, "B": B})
+        assert third.data.ctypes.data != where
+        np.testing.assert_allclose(first.data * factor, third.data, rtol=1e-6)
+    np.testing.assert_array_equal(part, kept)
 
 
 @pytest.mark.usefixtures("threads")
