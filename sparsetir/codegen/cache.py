@@ -34,9 +34,9 @@ from sparsetir.ir.visitor import structural_walk
 from sparsetir.lower.annotations import PADDED
 from sparsetir.lower.checks.results import with_checked_results
 from sparsetir.lower.rows.check_rows import with_checked_rows
-from sparsetir.schedules import Registers, defaults
+from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.utils.arguments import shown
-from sparsetir.utils.caches import shared_cache
+from sparsetir.utils.caches import Cache, shared_cache
 from sparsetir.utils.files import CACHE_VARIABLE as CACHE_VARIABLE
 from sparsetir.utils.files import PREFIX, cache_folder, replacing, warn_unwritable
 from sparsetir.utils.packages import source_digest
@@ -45,6 +45,7 @@ from sparsetir.utils.threads import get_num_threads
 # Whole files in the folder of compiled kernels.
 
 
+MAX_VARIANTS = 64  # of a program, whose keys are kept
 ROOM = 1 << 24  # bytes that a library may take, its object files included
 
 # ---------------------------------------------------------------------------------------------- files
@@ -139,7 +140,13 @@ class Compiled:
         self.searched: set[str] = set()
         self.function: Callable[..., Any] = _not_loaded
         self.library: Any = None
+        self.variant_keys = Cache[str](MAX_VARIANTS)  # by the choices that were asked for
         self._stages = stages
+
+    @cached_property
+    def usual_choices(self) -> Choices:
+        """The default choices for this function, independent of its arguments."""
+        return defaults.usual(self.func, Registers.of(self.target))
 
     @cached_property
     def second(self) -> ir.IRModule:
@@ -367,9 +374,19 @@ if hasattr(os, "register_at_fork"):
 def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any, make: type[Compiled] = Compiled) -> Compiled:
     """Compile, or find what was compiled before in this process or on disk."""
     compiled = make(func, target, schedule)
+    return _compiled_as(_key(compiled), compiled)
+
+
+def _key(compiled: Compiled) -> str:
+    """Return the key of a function under its schedule."""
+    schedule = compiled.schedule
     # A function may read anything, so its name or text would not do: what it makes of the loops does.
-    key = content_key(func, target, compiled.second if callable(schedule) else schedule)
-    key += make.suffix
+    schedule = compiled.second if callable(schedule) else schedule
+    return content_key(compiled.func, compiled.target, schedule) + compiled.suffix
+
+
+def _compiled_as(key: str, compiled: Compiled) -> Compiled:
+    """Return what is kept for a key, else compile and keep it."""
     ready: Compiled | None = _kernels.get(key)
     if ready is not None:
         return ready
@@ -470,11 +487,19 @@ def _compiled_variant(
     make: type[Compiled] | None = None,
     padded: Mapping[str, int] | None = None,
 ) -> Compiled:
-    choices = defaults.usual(compiled.func, Registers.of(compiled.target)).changed(**changes)
+    kind = make or type(compiled)
+    parts = (sorted((part or {}).items()) for part in (sizes, changes, padded))
+    asked = (kind, get_num_threads(), *map(tuple, parts))
+    ready: Compiled | None = _kernels.get(compiled.variant_keys.get(asked))
+    if ready is not None:
+        return ready
+    choices = compiled.usual_choices.changed(**changes)
     func = with_constants(compiled.func, sizes) if sizes else compiled.func
     if padded:
         func = func.with_attr(PADDED, [f"{name}:{length}" for name, length in padded.items()])
-    return compile_cached(func, compiled.target, choices, make or type(compiled))
+    other = kind(func, compiled.target, choices)
+    key = compiled.variant_keys[asked] = _key(other)
+    return _compiled_as(key, other)
 
 
 __all__ = [

@@ -273,10 +273,14 @@ class CompressedFiller:
 
 
 class Function:
-    """The compiled function, until after some calls one that suits the arguments better replaces it."""
+    """The compiled function, until after some calls one that suits the arguments better replaces it.
 
-    def __init__(self, caller: PlanContext) -> None:
-        self.function, self.left = caller.function, 0
+    Looking for one takes a millisecond or two, so that calls with few elements are counted first.
+    """
+
+    def __init__(self, caller: PlanContext, elements: int) -> None:
+        self.unfitted = min(MOST_UNFITTED, UNFITTED_ELEMENTS // max(elements, 1))
+        self.function, self.left = caller.function, self.unfitted
         self.waiting: list[Any] = [(caller.fitting, None)]
         self.checked: Callable[..., Any] | None = None
         self.checking = [] if caller.checked is None else [caller.checked]
@@ -300,9 +304,10 @@ class Function:
         except IndexError:  # another thread has it
             return self.function
         if fit is None:
-            fit, self.left = fitting(Arguments(arrays()))
+            fit, after = fitting(Arguments(arrays()))
             if fit is None:
                 return self.function
+            self.left = after - self.unfitted
             if self.left > 0:
                 self.left -= 1
                 self.waiting.append((fitting, fit))
@@ -379,6 +384,7 @@ class AliasCheck:
 # for small matrices dozens of calls, for large ones a few.
 MOST_VALIDATED, CALL_VALIDATED = 1 << 20, 1 << 13
 SMALL_RESULT = 1 << 13  # bytes
+MOST_UNFITTED, UNFITTED_ELEMENTS = 32, 1 << 21  # calls, and elements of their arguments, before a choice is made
 MOST_PLANS, MOST_SHAPES = 64, 64  # of a kernel, and of a plan; then all are forgotten
 
 Run: TypeAlias = Callable[..., Any]  # of arguments; and of those that were passed, if these are their memory
@@ -468,6 +474,7 @@ class CallPlan:
                 sources += shape
         for name in self.held:
             sources += signature.by_name[name].shape or ()
+        self.fixed_elements = sum(array.size for array in self.held.values())
         self.fixed_dims = tuple(n for array in self.held.values() for n in array.shape)
         self.axes = self._raw_axes()
         self.made = [n for n in signature.outputs if n not in args.given]
@@ -616,7 +623,8 @@ class CallPlan:
         bucket = tuple([n if n <= NARROW else NARROW + n.bit_length() for n in dims])
         function = self.functions.get(bucket)
         if function is None:
-            function = Function(self.caller)
+            elements = sum(math.prod(dims[part]) for _, part in self.parts) + self.fixed_elements
+            function = Function(self.caller, elements)
             remember(self.functions, bucket, function)
         return function
 

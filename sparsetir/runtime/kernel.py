@@ -230,7 +230,7 @@ class Kernel(Saved):
         """Return the choices that suit these arguments better than the usual ones."""
         written = [args.arrays[name] for name in self.signature.effects.written]
         is_small = self.is_small(args)
-        tile = defaults.usual(self.compiled.func, Registers.of(self.target)).tile
+        tile = self.compiled.usual_choices.tile
         find = partial(defaults.changes, is_small=is_small, profile=_profile, own_sums=OwnSums.of(self.target))
         found = find(self.usage, args.arrays, written, tile=tile)
         return {**found, **self.preferred}

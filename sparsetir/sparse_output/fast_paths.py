@@ -531,8 +531,9 @@ class SmallCalls:
             written = self.rooms.lend((room.keys, room.values), count)
             room.replace(*self.rooms.take(entries))
             return written
-        copies = [np.empty(count, dtype) for dtype in self.rooms.dtypes]
-        if count * self.rooms.item >= LEAST_ROOM:
+        if count * self.rooms.item < LEAST_ROOM:
+            copies = [np.empty(count, room.keys.dtype), np.empty(count, room.values.dtype)]
+        else:
             copies = self.rooms.lend(self.rooms.take(count), count)
         room.copy_to(copies)
         return copies

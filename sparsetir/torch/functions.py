@@ -275,11 +275,11 @@ class ReadLinear(KernelFunction):
         unread, x, weight = ctx.saved_tensors
         g_x = g_weight = None
         if ctx.needs_input_grad[1]:
-            g_x = (g @ weight).masked_fill(unread, 0)
+            g_x = (g @ weight).index_fill_(0, unread, 0)
         if ctx.needs_input_grad[2]:
             g_weight = g.t() @ x
             if not g_weight.isfinite().all():  # which costs less than to clear rows of x each time
-                g_weight = g.t() @ x.masked_fill(unread, 0)
+                g_weight = g.t() @ x.index_fill(0, unread, 0)
         return None, g_x, g_weight
 
 

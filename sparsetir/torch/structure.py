@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary, ref
 
 import numpy as np
-import scipy.sparse as sp
 
 import torch
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError, StructureError
 from sparsetir.ir.halves import PRECISIONS
 from sparsetir.runtime.bound import BoundKernel
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.torch.block_attention import BlockPattern, find_blocks
 from sparsetir.torch.programs import Sizes, kernel
 from sparsetir.utils.arguments import shown
@@ -57,46 +57,50 @@ def _weights(dtype: torch.dtype) -> Tensor:
 class _Entry(NamedTuple):
     owners: list[Any]
     versions: list[int]
-    prints: list[list[Tensor]]
+    prints: list[list[Tensor]] | None
     result: Tensor | None
 
     def is_of(self, tensors: tuple[Tensor, ...]) -> bool:
-        """Return whether the entry belongs to these tensors with their present contents."""
+        """Return whether the entry belongs to these tensors, in whose memory torch has changed nothing."""
         if self.versions != [t._version for t in tensors]:
             return False
-        if not all(owner() is t for owner, t in zip(self.owners, tensors, strict=True)):
+        return all(owner() is t for owner, t in zip(self.owners, tensors, strict=True))
+
+    def has(self, prints: list[list[Tensor]]) -> bool:
+        """Return whether these are the fingerprints of the tensors when they were noted."""
+        if self.prints is None:
             return False
-        pairs = (
-            pair
-            for t, previous in zip(tensors, self.prints, strict=True)
-            for pair in zip(fingerprint(t), previous, strict=True)
-        )
+        pairs = (pair for one, other in zip(prints, self.prints, strict=True) for pair in zip(one, other, strict=True))
         return all(torch.equal(current, previous) for current, previous in pairs)
 
 
 class ConstantCache:
     """Results of tensors that come again, for as long as these live and nothing changes them in place.
 
-    What comes for the first time is only noted: features of new batches are not worth the memory.
+    What comes for the first time is only noted: features of new batches are not worth the time and the memory.
     """
 
     def __init__(self) -> None:
         self.found: OrderedDict[Hashable, _Entry] = OrderedDict()
 
     def of(self, name: str, tensors: tuple[Tensor, ...], compute: Callable[[], Tensor]) -> Tensor | None:
-        """Return the result of a name, which is read-only; None if the tensors were not seen with these contents."""
+        """Return the result of a name, which is read-only; None if the tensors were not seen twice as they are now."""
         key = (name, *map(id, tensors))
         entry = self.found.get(key)
         if entry is None or not entry.is_of(tensors):
-            self._put(key, tensors)
+            self._put(key, tensors, None)
+            return None
+        prints = [fingerprint(t) for t in tensors]
+        if not entry.has(prints):
+            self._put(key, tensors, prints)
             return None
         if entry.result is not None:
             return entry.result
         result = compute()
-        self.found[key] = _Entry(entry.owners, entry.versions, entry.prints, result)
+        self.found[key] = entry._replace(result=result)
         return result
 
-    def _put(self, key: Hashable, tensors: tuple[Tensor, ...]) -> None:
+    def _put(self, key: Hashable, tensors: tuple[Tensor, ...], prints: list[list[Tensor]] | None) -> None:
         me = ref(self)
 
         def forget(_dead: Any) -> None:
@@ -104,7 +108,6 @@ class ConstantCache:
             if cache is not None:
                 cache.found.pop(key, None)
 
-        prints = [fingerprint(t) for t in tensors]
         self.found[key] = _Entry([ref(t, forget) for t in tensors], [t._version for t in tensors], prints, None)
         while len(self.found) > MOST:
             self.found.popitem(last=False)
@@ -115,7 +118,9 @@ class ConstantCache:
 
 Array = np.ndarray
 MAX_BOUND = 64  # programs over a structure
+MOST_UNBOUND, LARGE = 8, 1 << 17  # calls of a program before it is bound, and entries from which on it is bound at once
 MIN_BLOCKED = 1 << 14  # edges: finding and compiling blocks takes longer than fewer are worth
+KEY_BITS = 63  # of an integer by which entries are sorted
 WIDE = 2**31 - 1  # sizes up to that have indices of 32 bits
 
 
@@ -142,6 +147,7 @@ class GraphRows:
     order: Array | None = None
     watched: tuple[tuple[torch.Tensor, int], ...] = ()
     bound: Cache[BoundKernel] = field(default_factory=lambda: Cache[BoundKernel](MAX_BOUND))
+    unbound_calls: dict[Any, int] = field(default_factory=dict)
     shares: dict[Any, torch.Tensor] = field(default_factory=dict)
     kept: ConstantCache = field(default_factory=ConstantCache)
     tensors: tuple[torch.Tensor, torch.Tensor] = field(init=False)
@@ -160,12 +166,34 @@ class GraphRows:
         key = (name, dtype, inner, options)
         bound = self.bound.get(key)
         if bound is None:
-            compiled = kernel(name, dtype, str(self.indptr.dtype), inner, self.order is not None, *options)
-            order = {} if self.order is None else {"p_data": self.order}
-            if "place_data" in compiled.signature.by_name:
-                order["place_data"] = self.places
-            bound = self.bound[key] = compiled.bind(indptr=self.indptr, indices=self.indices, n=self.columns, **order)
+            compiled, arrays = self._program(name, dtype, inner, *options)
+            bound = self.bound[key] = compiled.bind(**arrays)
         return bound
+
+    def _program(self, name: str, dtype: str, inner: Sizes, *options: Any) -> tuple[Kernel, dict[str, Any]]:
+        """Return the kernel of a program, and its arguments that are this structure."""
+        compiled = kernel(name, dtype, str(self.indptr.dtype), inner, self.order is not None, *options)
+        arrays: dict[str, Any] = {"indptr": self.indptr, "indices": self.indices, "n": self.columns}
+        if self.order is not None:
+            arrays["p_data"] = self.order
+        if "place_data" in compiled.signature.by_name:
+            arrays["place_data"] = self.places
+        return compiled, arrays
+
+    def _call(self, name: str, dtype: str, inner: Sizes, *options: Any) -> Callable[..., Any]:
+        """Return what calls a program: bound to this structure unless it is small and the calls are its first ones.
+
+        To bind a structure takes as long as several calls that validate a small one.
+        """
+        key = (name, dtype, inner, options)
+        bound = self.bound.get(key)
+        if bound is not None:
+            return bound
+        calls = self.unbound_calls[key] = self.unbound_calls.get(key, 0) + 1
+        if calls > MOST_UNBOUND or self.indices.size > LARGE:
+            return self.kernel(name, dtype, inner, *options)
+        compiled, arrays = self._program(name, dtype, inner, *options)
+        return partial(compiled, **arrays)
 
     def run(self, name: str, dtype: str, inner: Sizes, *options: Any, **tensors: torch.Tensor | None) -> Any:
         """Call a program with dense tensors, those that are not None; it returns one, or several."""
@@ -173,7 +201,7 @@ class GraphRows:
         if dtype in PRECISIONS and self.order is not None and weight is not None:
             tensors["W"] = weight.detach()[self.way]  # units multiply values that are in the order of the rows
             return self.ordered.run(name, dtype, inner, *options, **tensors)
-        bound = self.bound.get((name, dtype, inner, options)) or self.kernel(name, dtype, inner, *options)
+        bound = self._call(name, dtype, inner, *options)
         operands: dict[str, Any] = {}
         for key, tensor in tensors.items():
             if tensor is not None:
@@ -220,11 +248,12 @@ class GraphRows:
 
     @cached_property
     def unread(self) -> torch.Tensor | None:
-        """A column of bools, true for columns of the graph without edges; None where each has one."""
+        """The columns of the graph without edges; None where each has one."""
         check_memory(self.columns, "a mark for each column")
-        is_read = np.zeros((self.columns, 1), bool)
-        is_read[self.indices] = True
-        return None if is_read.all() else torch.from_numpy(~is_read)
+        is_unread = np.ones(self.columns, bool)
+        is_unread[self.indices] = False
+        unread = is_unread.nonzero()[0]
+        return torch.from_numpy(unread) if unread.size else None
 
     @cached_property
     def places(self) -> Array:
@@ -233,9 +262,9 @@ class GraphRows:
 
     @cached_property
     def transposed(self) -> GraphRows:
-        """The columns, by counting; their values are found in the order of these rows."""
-        indptr, order = _counted(self.indices, self.columns)
-        rows = np.repeat(np.arange(self.rows, dtype=self.indices.dtype), np.diff(self.indptr))[order]
+        """The columns; their values are found in the order of these rows."""
+        each = np.repeat(np.arange(self.rows, dtype=self.indices.dtype), np.diff(self.indptr))
+        indptr, rows, order = _in_order(self.indices, each, (self.columns, self.rows))
         if self.rows == self.columns and np.array_equal(indptr, self.indptr) and np.array_equal(rows, self.indices):
             return GraphRows(self.indptr, self.indices, self.rows, order)
         return GraphRows(indptr, rows, self.rows, order)
@@ -249,7 +278,7 @@ class GraphRows:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**vars(self), "bound": Cache[BoundKernel](MAX_BOUND), "shares": {}, "watched": ()}
+        state = {**vars(self), "bound": Cache[BoundKernel](MAX_BOUND), "unbound_calls": {}, "shares": {}, "watched": ()}
         del state["tensors"], state["kept"]
         state.pop("places", None)
         state.pop("widened", None)
@@ -278,13 +307,36 @@ def known(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> GraphRow
     return GraphRows(indptr.numpy(), indices.numpy(), columns) if rows is None else rows
 
 
-def _counted(keys: Array, length: int) -> tuple[Array, Array]:
-    """Sort entries by key, stably: return where the entries of each key begin, and their order."""
-    dtype, count = keys.dtype, keys.size
-    check_memory(length * dtype.itemsize, "where each row or column of a graph begins")
-    positions = np.arange(count, dtype=dtype)
-    by_key = sp.csr_array((positions, keys, np.arange(count + 1, dtype=dtype)), shape=(count, length)).tocsc()
-    return by_key.indptr.astype(dtype, copy=False), by_key.indices.astype(dtype, copy=False)
+def _in_order(rows: Array, columns: Array, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
+    """Sort entries by row and column, stably: return row pointers, the columns in that order, and the order.
+
+    Row, column and number of an entry are sorted as one integer where 63 bits hold them, by vector instructions.
+    """
+    (m, n), dtype, count = shape, rows.dtype, rows.size
+    check_memory(m * dtype.itemsize, "where each row or column of a graph begins")
+    entry_bits, column_bits = (max(size - 1, 0).bit_length() for size in (count, n))
+    if max(m - 1, 0).bit_length() + column_bits + entry_bits > KEY_BITS:
+        order = np.lexsort((columns, rows)).astype(dtype, copy=False)
+        in_order = columns[order]
+    else:
+        keys = rows.astype(np.int64)
+        keys <<= column_bits
+        keys |= columns
+        keys <<= entry_bits
+        keys |= np.arange(count)
+        keys.sort()
+        order = (keys & ((1 << entry_bits) - 1)).astype(dtype)
+        keys >>= entry_bits
+        keys &= (1 << column_bits) - 1
+        in_order = keys.astype(dtype)
+    return _pointers(rows, m), in_order, order
+
+
+def _pointers(rows: Array, m: int) -> Array:
+    """Return where the entries of each row begin."""
+    indptr = np.zeros(m + 1, rows.dtype)
+    np.cumsum(np.bincount(rows, minlength=m), out=indptr[1:])
+    return indptr
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,14 +363,10 @@ class Edges:
         dtype = np.dtype(np.int32 if max(m, n, self.rows.size) <= WIDE else np.int64)
         rows, columns = (np.ascontiguousarray(part, dtype=dtype) for part in (self.rows, self.columns))
         if _is_sorted(rows, columns):
-            indptr = np.zeros(m + 1, dtype)
-            np.cumsum(np.bincount(rows, minlength=m), out=indptr[1:])
             copied = columns.copy() if columns is self.columns or columns.base is not None else columns
-            return GraphRows(indptr, copied, n), None
-        _, by_column = _counted(columns, n)
-        indptr, by_row = _counted(rows[by_column], m)
-        order = by_column[by_row]
-        return GraphRows(indptr, columns[order], n), order
+            return GraphRows(_pointers(rows, m), copied, n), None
+        indptr, in_order, order = _in_order(rows, columns, (m, n))
+        return GraphRows(indptr, in_order, n), order
 
 
 def _is_sorted(rows: Array, columns: Array) -> bool:

@@ -63,7 +63,7 @@ TestHistories = Histories.TestCase
 @pytest.mark.parametrize("name", NAMES)
 def test_histories_of_known_seeds(name: str) -> None:
     counts: Counter[str] = Counter()
-    for seed in range(4):
+    for seed in range(6):
         run(name, seed, 25, counts)
     assert not any(what.startswith("foreign") for what in counts), counts
     assert counts["result"] > 10

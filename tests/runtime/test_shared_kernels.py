@@ -16,8 +16,8 @@ import tvm_ffi
 
 import sparsetir
 from sparsetir import ops
-from sparsetir.sparse_output import kernel as assembled
 from sparsetir.sparse_output import fast_paths, products
+from sparsetir.sparse_output import kernel as assembled
 from sparsetir.sparse_output.fast_paths import RowWorkspace
 from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.utils.buffers import LEAST_ROOM, BufferPool, Copies, OutputPool
