@@ -22,7 +22,7 @@ MAX_PLACES = 256  # index tensors that live and are known by their memory
 MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of what is kept for later passes; the last few are kept anyway
 # Edges times features of one layer that pay for a structure which is used in two layers and never again: above it, a
 # structure gains more than it costs, as `sparsetir bench structures` measures on the machine at hand.
-MIN_BUILD_WORK = 1_000_000
+MIN_BUILD_WORK = 750_000
 MIN_FEATURES = 16  # an edge costs as much with fewer
 MIN_USES = 32  # by layers of less work, before they are worth a structure
 MAX_COUNTED = 1 << 12  # contents, and samples of contents, whose uses are counted

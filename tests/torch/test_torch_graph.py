@@ -1090,3 +1090,35 @@ def test_integers_and_bools(dtype, reduce):
             made.spmm(draw(N, 3), bias=bias)
     with pytest.raises(ArgumentError, match="expected the shape and dtype of a row of x"):
         made.spmm(draw(N, 3), bias=draw(5))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (300, 1), (1, 300), (1 << 30, 9), (9, 1 << 30), (1 << 40, 1 << 30)])
+@pytest.mark.parametrize("count", [0, 1, 2, 500])
+def test_edges_are_put_in_order_as_by_lexsort(
+    shape: tuple[int, int], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With equal edges in the order in which they came; also where row, column and number take more than 63 bits."""
+    rng = np.random.default_rng(count)
+    rows, columns = (rng.integers(0, min(n, 20), count) * max((n - 1) // 20, 1) % n for n in shape)
+    expected = np.lexsort((columns, rows))
+    pointers: list[np.ndarray] = []
+    monkeypatch.setattr(structure, "_pointers", lambda rows, _m: pointers.append(rows) or rows)
+    monkeypatch.setattr(structure, "check_memory", lambda *_: None)  # of pointers to so many rows
+    dtype = np.int32 if max(shape) <= structure.WIDE else np.int64
+    _, in_order, order = structure._in_order(rows.astype(dtype), columns.astype(dtype), shape)
+    assert order.dtype == in_order.dtype == dtype
+    assert order.tolist() == expected.tolist()
+    assert in_order.tolist() == columns[expected].tolist()
+
+
+def test_first_calls_are_those_of_a_bound_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, (x,) = Graph(INDEX, (N, M)), wanting(real(N, 6))
+    monkeypatch.setattr(structure, "MOST_UNBOUND", 2)
+    seen = []
+    for _ in range(4):
+        y = made.spmm(x, reduce="mean")
+        seen.append((y.detach(), torch.autograd.grad(y.square().sum(), x)[0], len(made.rows.bound)))
+    assert [bound for *_, bound in seen] == [0, 0, 1, 1]
+    for y, gradient, _ in seen[1:]:
+        assert torch.equal(y, seen[0][0])
+        assert torch.equal(gradient, seen[0][1])
