@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import json
+import math
 import os
 import shutil
 import sys
@@ -32,6 +33,8 @@ TURNS = 8  # in which each slow test stands once
 # longer than that together are all in a turn.
 SECONDS = Path(__file__).with_name("seconds.json")
 TURN_SECONDS = 0.1
+LONG_SECONDS = 0.7  # of a test for each turn: one that takes longer stands in fewer turns
+NOTED_SECONDS = 0.3  # of tests with one case that are in that file
 NEAR_FRAMES = 4  # which tell TVM whether a function stands in a class
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
@@ -58,14 +61,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class CaseTimes:
-    """Seconds of a case of each test with several."""
+    """Seconds of a case of each test with several cases, or with one that takes long."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test, bracket, _ = report.nodeid.partition("[")
-        if bracket and report.when == "call" and report.passed:
+        is_noted = bracket or report.duration >= NOTED_SECONDS
+        if is_noted and report.when == "call" and report.passed:
             self.seconds.setdefault(test, []).append(report.duration)
 
     def pytest_sessionfinish(self) -> None:
@@ -103,13 +107,19 @@ def _quick(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _in_turn(turn: int, cases: list[pytest.Item]) -> list[pytest.Item]:
-    """Keep the cases that take `TURN_SECONDS` together, others in each turn; of a slow test one, in one of `TURNS`."""
+    """Keep the cases that take `TURN_SECONDS` together, others in each turn.
+
+    Of a test that takes longer than `LONG_SECONDS` one, in as many turns as that has room for; of one that is marked
+    slow one, in one of `TURNS`.
+    """
     name = cases[0].nodeid.partition("[")[0]
-    place = zlib.crc32(name.encode()) + turn
-    if all(any(case.iter_markers("slow")) for case in cases):
-        return [cases[place // TURNS % len(cases)]] if place % TURNS == 0 else []
+    place, seconds = zlib.crc32(name.encode()) + turn, recorded_seconds().get(name, TURN_SECONDS)
     quick = [case for case in cases if not any(case.iter_markers("slow"))]
-    count = min(len(quick), max(1, int(TURN_SECONDS / max(recorded_seconds().get(name, TURN_SECONDS), 1e-3))))
+    turns = min(math.ceil(seconds / LONG_SECONDS), TURNS) if quick else TURNS
+    if turns > 1:
+        every = quick or cases
+        return [every[place // turns % len(every)]] if place % turns == 0 else []
+    count = min(len(quick), max(1, int(TURN_SECONDS / max(seconds, 1e-3))))
     return [quick[at] for at in sorted({(place + n * len(quick) // count) % len(quick) for n in range(count)})]
 
 
@@ -158,6 +168,16 @@ def quick_children() -> Iterator[None]:
     """Python processes that tests begin have no torch, and load TVM in a third of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent / "no_torch"), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fitted_at_once() -> Iterator[None]:
+    """Calls of small kernels come to the code that suits their arguments as soon as those of large ones."""
+    from sparsetir.runtime import call_plan
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call_plan, "MOST_UNFITTED", 0)
         yield
 
 

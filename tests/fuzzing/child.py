@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 from fences import Everything
 from fuzzing.case import Case, Finding, Front, Skip, unclear
@@ -29,10 +30,12 @@ from fuzzing.fronts import FRONTS
 from fuzzing.known import known_class
 from quick_code import quick_code
 from sparsetir.errors import SparseTIRError
+from sparsetir.runtime import call_plan
 
 MAX_MEMORY = 2 << 30  # bytes: TVM keeps what it compiled
 OPTIMISED_EVERY = 8  # one group in so many is compiled with LLVM's optimisations
 FENCED_EVERY = 4  # one group in so many has all arrays between unreadable pages
+FITTED_LATE_EVERY = 3  # one group in so many chooses code for its arguments after as many calls as users' processes do
 PLACE = struct.Struct("qqq")  # group, case, how many cases so far
 
 
@@ -60,6 +63,8 @@ def surroundings(front: Front, group: int) -> Any:
         stack.enter_context(quick_code())
     if front.fenced and group % FENCED_EVERY == 1:
         stack.enter_context(everything().within())
+    if group % FITTED_LATE_EVERY:  # few calls of a history are more than those before code is chosen for them
+        stack.enter_context(mock.patch.object(call_plan, "MOST_UNFITTED", 0))
     return stack
 
 

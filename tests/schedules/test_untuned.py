@@ -27,6 +27,7 @@ from sparsetir.codegen.pipeline import to_stage_2
 from sparsetir.errors import ArgumentError
 from sparsetir.ir import effects
 from sparsetir.ir.views import decode
+from sparsetir.runtime import call_plan
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.torch.functions import FEATURES
@@ -238,6 +239,28 @@ def test_threads_compile_other_code_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(made) == 1
     for result in results:
         np.testing.assert_allclose(result, A @ B, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("after", "asked"), [(0, 5), (2, 5), (7, 8)])
+def test_calls_with_few_elements_come_before_other_code_is_looked_for(
+    after: int, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count among those after which it pays; a call with many elements does not wait."""
+    monkeypatch.setattr(call_plan, "MOST_UNFITTED", 4)
+    A, B = scattered(50, 40, 200), np.ones((40, 8), np.float32)
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    calls = [0]
+    fitted: list[int] = []
+    monkeypatch.setattr(
+        kernel, "fitting", lambda _args, **_options: (lambda: fitted.append(calls[0]) or kernel.function, after)
+    )
+    for elements, expected in ((1 << 21, asked), (1, after + 1)):
+        monkeypatch.setattr(call_plan, "UNFITTED_ELEMENTS", elements)
+        bound = kernel.bind(A=A)
+        fitted.clear()
+        for calls[0] in range(12):
+            np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-5)
+        assert fitted == [expected]
 
 
 def test_what_was_asked_for_is_kept() -> None:
