@@ -263,8 +263,10 @@ class GraphRows:
     @cached_property
     def transposed(self) -> GraphRows:
         """The columns; their values are found in the order of these rows."""
-        each = np.repeat(np.arange(self.rows, dtype=self.indices.dtype), np.diff(self.indptr))
-        indptr, rows, order = _in_order(self.indices, each, (self.columns, self.rows))
+        dtype = self.indices.dtype
+        columns, order = _sorted(self.indices, self.columns, dtype)
+        indptr = _pointers(columns, self.columns, dtype)
+        rows = np.repeat(np.arange(self.rows, dtype=dtype), np.diff(self.indptr))[order]
         if self.rows == self.columns and np.array_equal(indptr, self.indptr) and np.array_equal(rows, self.indices):
             return GraphRows(self.indptr, self.indices, self.rows, order)
         return GraphRows(indptr, rows, self.rows, order)
@@ -278,8 +280,8 @@ class GraphRows:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**vars(self), "bound": Cache[BoundKernel](MAX_BOUND), "unbound_calls": {}, "shares": {}, "watched": ()}
-        del state["tensors"], state["kept"]
+        state = {**vars(self), "bound": Cache[BoundKernel](MAX_BOUND), "shares": {}, "watched": ()}
+        del state["tensors"], state["kept"], state["unbound_calls"]
         state.pop("places", None)
         state.pop("widened", None)
         state.pop("way", None)
@@ -288,7 +290,7 @@ class GraphRows:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, kept=ConstantCache())
+        vars(self).update(state, kept=ConstantCache(), unbound_calls={})
         self.__post_init__()
 
 
@@ -308,34 +310,55 @@ def known(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> GraphRow
 
 
 def _in_order(rows: Array, columns: Array, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
-    """Sort entries by row and column, stably: return row pointers, the columns in that order, and the order.
-
-    Row, column and number of an entry are sorted as one integer where 63 bits hold them, by vector instructions.
-    """
-    (m, n), dtype, count = shape, rows.dtype, rows.size
-    check_memory(m * dtype.itemsize, "where each row or column of a graph begins")
-    entry_bits, column_bits = (max(size - 1, 0).bit_length() for size in (count, n))
-    if max(m - 1, 0).bit_length() + column_bits + entry_bits > KEY_BITS:
-        order = np.lexsort((columns, rows)).astype(dtype, copy=False)
-        in_order = columns[order]
-    else:
+    """Sort entries by row and column, stably: return row pointers, the columns in that order, and the order."""
+    (m, n), count = shape, rows.size
+    if sum(map(_bits, (m, n, count))) <= KEY_BITS:
         keys = rows.astype(np.int64)
-        keys <<= column_bits
+        keys <<= _bits(n)
         keys |= columns
-        keys <<= entry_bits
-        keys |= np.arange(count)
-        keys.sort()
-        order = (keys & ((1 << entry_bits) - 1)).astype(dtype)
-        keys >>= entry_bits
-        keys &= (1 << column_bits) - 1
-        in_order = keys.astype(dtype)
-    return _pointers(rows, m), in_order, order
+        keys, order = _sorted(keys, m << _bits(n), rows.dtype)
+        in_order = (keys & ((1 << _bits(n)) - 1)).astype(rows.dtype)
+        keys >>= _bits(n)
+    else:
+        _, by_column = _sorted(columns, n, rows.dtype)
+        keys, by_row = _sorted(rows[by_column], m, rows.dtype)
+        order = by_column[by_row]
+        in_order = columns[order]
+    return _pointers(keys, m, rows.dtype), in_order, order
 
 
-def _pointers(rows: Array, m: int) -> Array:
-    """Return where the entries of each row begin."""
-    indptr = np.zeros(m + 1, rows.dtype)
-    np.cumsum(np.bincount(rows, minlength=m), out=indptr[1:])
+def _bits(size: int) -> int:
+    """Return how many bits a number below `size` has."""
+    return max(size - 1, 0).bit_length()
+
+
+def _sorted(keys: Array, size: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Sort keys below `size`, stably: return them in int64, and their order.
+
+    Key and number of an entry are sorted as one integer where it has the bits for both, by vector instructions.
+    """
+    bits = _bits(keys.size)
+    if _bits(size) + bits > KEY_BITS:
+        order = np.argsort(keys, kind="stable")
+        return keys[order].astype(np.int64), order.astype(dtype)
+    numbered = keys.astype(np.int64)
+    numbered <<= bits
+    numbered |= np.arange(keys.size)
+    numbered.sort()
+    order = (numbered & ((1 << bits) - 1)).astype(dtype)
+    numbered >>= bits
+    return numbered, order
+
+
+def _pointers(rows: Array, m: int, dtype: np.dtype[Any]) -> Array:
+    """Return where the entries of each row begin, of sorted rows."""
+    check_memory(2 * (m + 1) * dtype.itemsize, "where each row or column of a graph begins")
+    indptr = np.zeros(m + 1, dtype)
+    if rows.size:
+        first = np.flatnonzero(rows[1:] != rows[:-1]) + 1
+        counts = np.diff(first, prepend=0, append=rows.size)
+        indptr[rows[np.concatenate(([0], first))] + 1] = counts
+        np.cumsum(indptr, dtype=dtype, out=indptr)
     return indptr
 
 
@@ -364,7 +387,7 @@ class Edges:
         rows, columns = (np.ascontiguousarray(part, dtype=dtype) for part in (self.rows, self.columns))
         if _is_sorted(rows, columns):
             copied = columns.copy() if columns is self.columns or columns.base is not None else columns
-            return GraphRows(_pointers(rows, m), copied, n), None
+            return GraphRows(_pointers(rows, m, dtype), copied, n), None
         indptr, in_order, order = _in_order(rows, columns, (m, n))
         return GraphRows(indptr, in_order, n), order
 

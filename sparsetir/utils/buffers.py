@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -106,6 +107,7 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 Layout = tuple[tuple[int, ...], np.dtype[Any]]  # shape and dtype
 LEAST_ROOM, MOST_ROOM = 1 << 17, 1 << 25  # bytes: what the C library keeps itself, and what is too much to keep
+MOST_LENT = 2  # sets of arrays of a pool that wait until nobody has them
 
 
 def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -229,7 +231,11 @@ class BufferPool:
             loan = np.asarray(owner)
             loans.append(ref(loan))
             views.append(loan.view(array.dtype)[:count])
-        self.lent = [*self.lent[-1:], (loans, tuple(arrays))]
+        # Only by atomic steps: another thread may take an entry at any moment, and must not find it here again.
+        self.lent.append((loans, tuple(arrays)))
+        with suppress(IndexError):
+            while len(self.lent) > MOST_LENT:
+                self.lent.pop(0)
         return views
 
 

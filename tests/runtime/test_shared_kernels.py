@@ -271,3 +271,25 @@ def test_small_products_of_many_threads() -> None:
             assert all(itertools.chain.from_iterable(pool.map(work, range(4))))
     finally:
         sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("passes", [0, 1])
+def test_memory_that_another_thread_takes_while_some_is_lent_is_not_there_any_more(passes: int) -> None:
+    pool, count = BufferPool((np.dtype("int32"), np.dtype("float32"))), LEAST_ROOM
+    taken: list[tuple[np.ndarray, ...]] = []
+
+    class Interrupted(list[np.ndarray]):
+        """Arrays; another thread takes memory when something has gone through them so often."""
+
+        left = passes
+
+        def __iter__(self) -> Iterator[np.ndarray]:
+            if self.left == 0:
+                taken.append(pool.take(count))
+            self.left -= 1
+            return super().__iter__()
+
+    pool.lend(pool.take(count), count)  # and at once nobody has it
+    kept = pool.lend(Interrupted([np.empty(count, dtype) for dtype in pool.dtypes]), count)
+    taken += [pool.take(count) for _ in range(3)]
+    assert len({arrays[0].ctypes.data for arrays in (kept, *taken)}) == len(taken) + 1

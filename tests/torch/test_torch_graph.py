@@ -1092,7 +1092,9 @@ def test_integers_and_bools(dtype, reduce):
         made.spmm(draw(N, 3), bias=draw(5))
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (300, 1), (1, 300), (1 << 30, 9), (9, 1 << 30), (1 << 40, 1 << 30)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (7, 5), (300, 1), (1, 300), (1 << 30, 9), (9, 1 << 30), (1 << 40, 1 << 30), (9, 1 << 62)]
+)
 @pytest.mark.parametrize("count", [0, 1, 2, 500])
 def test_edges_are_put_in_order_as_by_lexsort(
     shape: tuple[int, int], count: int, monkeypatch: pytest.MonkeyPatch
@@ -1101,11 +1103,16 @@ def test_edges_are_put_in_order_as_by_lexsort(
     rng = np.random.default_rng(count)
     rows, columns = (rng.integers(0, min(n, 20), count) * max((n - 1) // 20, 1) % n for n in shape)
     expected = np.lexsort((columns, rows))
-    pointers: list[np.ndarray] = []
-    monkeypatch.setattr(structure, "_pointers", lambda rows, _m: pointers.append(rows) or rows)
-    monkeypatch.setattr(structure, "check_memory", lambda *_: None)  # of pointers to so many rows
-    dtype = np.int32 if max(shape) <= structure.WIDE else np.int64
+    pointers, rows_in_order = structure._pointers, []
+    few = lambda rows, m, dtype: rows_in_order.append(rows) or pointers(rows[:0], min(m, 9), dtype)  # noqa: E731
+    dtype = np.dtype(np.int32 if max(shape) <= structure.WIDE else np.int64)
+    if shape[0] < 1 << 20:
+        indptr = pointers(np.sort(rows), shape[0], dtype)
+        assert indptr.dtype == dtype
+        assert np.diff(indptr).tolist() == np.bincount(rows, minlength=shape[0]).tolist()
+    monkeypatch.setattr(structure, "_pointers", few)  # of so many rows there is no room for pointers
     _, in_order, order = structure._in_order(rows.astype(dtype), columns.astype(dtype), shape)
+    assert rows_in_order[0].tolist() == rows[expected].tolist()
     assert order.dtype == in_order.dtype == dtype
     assert order.tolist() == expected.tolist()
     assert in_order.tolist() == columns[expected].tolist()
