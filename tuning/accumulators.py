@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Candidate, Space, Values
 from sparsetir.tuning.tuned_kernel import agrees, circumstances, unfinished, warn_of_no_records
+from sparsetir.utils.caches import cached_property
 
 VALUES: Values = {
     "insertion": (24, 0, 8, 64),

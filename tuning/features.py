@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from itertools import pairwise
 from math import ceil, log2
 from typing import Any
@@ -24,6 +24,7 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.work import USUAL, CoreRates, Work
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.machine import LINE, MachineProfile, interpolate
 
 # Storage estimates of formats for the cost model: from the numbers of the pattern, without converting.

@@ -10,7 +10,6 @@ import pickle
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from numbers import Integral, Real
 from types import FunctionType
@@ -22,6 +21,7 @@ from tvm.s_tir.schedule import LoopRV
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError
 from sparsetir.sparse_output import Accumulators
 from sparsetir.utils.arguments import shown as shown_value
+from sparsetir.utils.caches import cached_property
 
 # Knobs of a user-written schedule: the candidates of each, and the chosen values.
 

@@ -19,10 +19,10 @@ import json
 import math
 import os
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -40,6 +40,7 @@ from sparsetir.lower.annotations import with_late_choices
 from sparsetir.schedules import Choices
 from sparsetir.tuning.knobs import Config, Template
 from sparsetir.tuning.space import Values, open_choices, shared
+from sparsetir.utils.caches import Cache, cached_property
 from sparsetir.utils.packages import source_digest
 from sparsetir.utils.threads import get_num_threads
 
@@ -206,7 +207,7 @@ def _compile_group(group: Mapping[tuple[LoweredProgram, Choices], Loops]) -> Non
         fresh.append(CompiledBatch(library, [(name, form, key, late) for name, form, key, _, late in entries]))
 
 
-_forms: OrderedDict[str, LoweredProgram] = OrderedDict()
+_forms = Cache["LoweredProgram"](MOST_FORMS)
 
 
 def form_of(func: tirx.PrimFunc, target: Any, template: Template | None = None) -> LoweredProgram:
@@ -214,12 +215,10 @@ def form_of(func: tirx.PrimFunc, target: Any, template: Template | None = None) 
     if template is not None:
         return LoweredProgram(func, target, template)
     key = content_key(func, make_target(target, func), None)
-    if key not in _forms:
-        _forms[key] = LoweredProgram(func, target)
-    _forms.move_to_end(key)
-    while len(_forms) > MOST_FORMS:
-        _forms.popitem(last=False)
-    return _forms[key]
+    form: LoweredProgram | None = _forms.get(key)
+    if form is None:
+        form = _forms[key] = LoweredProgram(func, target)
+    return form
 
 
 def with_knobs(template: Any, choices: Choices | Config) -> Any:

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
 from math import log2, sqrt
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +28,7 @@ from sparsetir.tuning.measure import MeasurementPlace
 from sparsetir.tuning.model import of_width
 from sparsetir.tuning.space import Candidate
 from sparsetir.utils.arguments import as_path, shown
+from sparsetir.utils.caches import cached_property
 
 # Trials on disk: one JSON object per line, append-only.
 #

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.space import Values, start
 from sparsetir.tuning.tuned_kernel import TunedKernel
 from sparsetir.utils.arguments import shown
+from sparsetir.utils.caches import cached_property
 from sparsetir.workloads.plot import aligned
 
 SHOWN = 8

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ from sparsetir.tuning.work import Work
 from sparsetir.tuning.workers.local import TIMEOUT, Process, can_send, pool_of
 from sparsetir.tuning.workers.remote import ExecutorMeasurer
 from sparsetir.tuning.workers.rpc import RPCMeasurer
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.workloads.inputs import dense_shapes
 

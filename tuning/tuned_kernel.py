@@ -6,7 +6,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import log2
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from sparsetir.tuning.loop import WORTH, Comparison, compared, is_untuned
 from sparsetir.tuning.lowered_program import with_knobs
 from sparsetir.tuning.records import Database, Key, Record, digest, fingerprint
 from sparsetir.tuning.space import Candidate, fixed
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.machine import machine_name
 from sparsetir.utils.packages import __version__
 from sparsetir.utils.threads import get_num_threads

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from sparsetir.tuning.knobs import Config, Template
 from sparsetir.tuning.lowered_program import KernelCache, LoweredProgram, form_of
 from sparsetir.tuning.space import Values, fixed
 from sparsetir.utils.buffers import aligned
+from sparsetir.utils.caches import cached_property
 
 MOST_VARIANTS = 16
 MOST_BYTES = 2 << 30  # of converted arguments that are held at once

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from sparsetir.formats.heuristics import MOST_VALUES, Considered, candidates, co
 from sparsetir.formats.pattern import Pattern, pattern
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.transform.decompose import decompose_format
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.machine import machine_name
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.workloads.inputs import (

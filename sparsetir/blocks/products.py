@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from sparsetir.ops.dense_output import added_spmm
 from sparsetir.runtime.signature import unchecked
 from sparsetir.sparse_output.products import matmul
 from sparsetir.utils.buffers import LINE, OutputPool, aligned, empty
+from sparsetir.utils.caches import ForkLock
 from sparsetir.utils.memory import MemoryLimitError
 
 MAX_GRAM_FEATURES = 8192  # an eigendecomposition of more takes longer than passes over the matrix
@@ -360,7 +360,7 @@ SCATTER_COST = 30
 GRAM_PANEL_BYTES = 512  # of a row of a dense panel: 128 columns of float32
 DENSIFIED_PANEL_BYTES = 256 << 10  # of a dense panel, which stays in the second cache
 # Threads of a process that call kernels take turns: each call uses all of its threads.
-LOCK = threading.RLock()
+LOCK = ForkLock()
 
 
 @cache

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from sparsetir.lower.checks.results import with_checked_results
 from sparsetir.lower.rows.check_rows import with_checked_rows
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.utils.arguments import shown
-from sparsetir.utils.caches import Cache, shared_cache
+from sparsetir.utils.caches import Cache, cached_property, shared_cache
 from sparsetir.utils.files import CACHE_VARIABLE as CACHE_VARIABLE
 from sparsetir.utils.files import PREFIX, cache_folder, replacing, warn_unwritable
 from sparsetir.utils.packages import source_digest
@@ -313,15 +313,21 @@ def write_cache(*, seconds: float | None = None) -> None:
         Stop after this long; the newest kernels come first.
     """
     stop = time.monotonic() + (math.inf if seconds is None else seconds)
-    while _pending and time.monotonic() < stop:
-        compiled, path = _pending.pop()
+    while time.monotonic() < stop:
+        try:
+            compiled, path = _pending.pop()
+        except IndexError:  # none is left
+            return
         _keep(compiled, path)
 
 
 def write_one(compiled: Compiled) -> None:
     """Write one pending kernel to disk now."""
-    for entry in [entry for entry in _pending if entry[0] is compiled]:
-        _pending.remove(entry)
+    for entry in [entry for entry in list(_pending) if entry[0] is compiled]:
+        try:
+            _pending.remove(entry)
+        except ValueError:  # another thread writes it
+            continue
         _keep(*entry)
 
 

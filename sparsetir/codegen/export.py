@@ -18,7 +18,6 @@ import textwrap
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +30,7 @@ from sparsetir.codegen.cache import writing
 from sparsetir.codegen.pipeline import machine_code
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
 from sparsetir.ir.visitor import structural_walk
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.files import replacing
 
 COMPILERS = ("cc", "gcc", "clang")

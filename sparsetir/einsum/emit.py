@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from tvm import tirx
 
@@ -21,7 +20,7 @@ from sparsetir.einsum.subscripts import USUAL, Semiring, literal
 from sparsetir.ir.halves import by_three_products
 from sparsetir.script.printer import parse
 from sparsetir.script.writer import Names, ProgramWriter
-from sparsetir.utils.caches import remember
+from sparsetir.utils.caches import cached_property, remember
 
 # The loops of one contraction: sparse operands drive where possible, others are searched.
 

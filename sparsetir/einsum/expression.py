@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +56,7 @@ from sparsetir.io.stores import is_open
 from sparsetir.ir.halves import check_precision
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.utils.arguments import VALUE_DTYPES, as_seconds, common_dtype, dtype_name, shown
-from sparsetir.utils.caches import shared_cache
+from sparsetir.utils.caches import cached_property, shared_cache
 
 _known = shared_cache("einsum expressions", 256)
 

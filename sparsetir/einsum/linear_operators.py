@@ -7,7 +7,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +25,7 @@ from sparsetir.kernel_factory import make_kernel
 from sparsetir.runtime.adaptive import MIN_ENTRIES, TRIAL_CALLS, TRIAL_SECONDS, Trial, in_background
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.utils.arguments import is_float, renamed_parameters, shown
+from sparsetir.utils.caches import cached_property
 
 Convert: TypeAlias = "Callable[[Any, int], tuple[list[Callable[[Any], Any]], bool]]"
 

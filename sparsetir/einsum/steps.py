@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from sparsetir.sparse_output.blocks import assembled_kernel
 from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.sparse_output.result import write_coordinates
 from sparsetir.utils.arguments import dtype_name
-from sparsetir.utils.caches import remember
+from sparsetir.utils.caches import cached_property, remember
 from sparsetir.utils.memory import uncollected
 
 

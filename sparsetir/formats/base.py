@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pickle import PicklingError
 from typing import Any
 
@@ -16,6 +16,7 @@ from sparsetir.errors import VerifyError
 from sparsetir.ir.views import Program, SparseBuffer, decode
 from sparsetir.script.printer import parse
 from sparsetir.script.writer import ProgramWriter
+from sparsetir.utils.caches import cached_property
 
 # How one piece of a format stores a tensor: new axes, and formulas between old and new coordinates.
 

@@ -7,7 +7,6 @@ import ast
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -33,6 +32,7 @@ from sparsetir.formats.format import (
 )
 from sparsetir.formats.padded import NM
 from sparsetir.script import parser
+from sparsetir.utils.caches import cached_property
 
 # How a tensor is stored, as one line of text: levels from the root, as in MLIR's sparse tensor dialect.
 

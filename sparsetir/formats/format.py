@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,6 +16,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, c
 from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.interop.levels import first_disorder
 from sparsetir.utils.arguments import as_index, shown
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import check_memory, check_values, fits
 
 # Large arrays moved and sorted in linear time and with little additional memory.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from sparsetir.formats.format import (
     take,
 )
 from sparsetir.formats.partitioned import Partition, within
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import check_memory
 
 # Formats of two parts: what is dense enough for a layout of its own, and the rest.

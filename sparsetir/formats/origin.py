@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from sparsetir.formats.format import (
 from sparsetir.interop.arrays import aligned_contiguous
 from sparsetir.interop.levels import first_disorder
 from sparsetir.interop.sources import CompressedSource, Coordinates, Source, check_numbers, open_source
+from sparsetir.utils.caches import cached_property
 
 
 @dataclass(frozen=True, eq=False)

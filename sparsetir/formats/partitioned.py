@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +30,7 @@ from sparsetir.formats.format import (
     subset,
     take,
 )
+from sparsetir.utils.caches import cached_property
 
 # A format with some of its pieces stored in formats of their own.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from sparsetir.formats.format import (
 )
 from sparsetir.formats.hybrid import TwoPartFormat
 from sparsetir.formats.partitioned import within
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import check_memory
 
 # Rows of similar patterns in groups: a row of the other operand is loaded once for all rows of a group.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +12,7 @@ import scipy.sparse as sp
 
 from sparsetir.formats.blocks import key_batches
 from sparsetir.formats.format import CHUNK, Array, Entries, begins, changes, index_dtype, sorting_order, take
+from sparsetir.utils.caches import cached_property
 
 # How full blocks and slices of a matrix are.
 

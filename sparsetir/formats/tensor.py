@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from sparsetir.interop.sources import CompressedSource, Coordinates, Source, che
 from sparsetir.io import read
 from sparsetir.io.stores import is_open
 from sparsetir.utils.arguments import as_flag, as_mapping, as_path, shown
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import MemoryLimitError, readable
 
 # One piece of a tensor as it is stored.

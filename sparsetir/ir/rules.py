@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import tvm_ffi
@@ -19,6 +18,7 @@ from sparsetir.ir.effects import leaves, operand_coordinates
 from sparsetir.ir.views import REDUCE, SPARSE_ITER, Axis, Entry, Program, SparseBuffer, SpIter, cast, decode, label
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.utils.arguments import VALUE_DTYPES
+from sparsetir.utils.caches import cached_property
 
 # The rules of stage I about what stands where: types of operands, and names that are no values.
 #

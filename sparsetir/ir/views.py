@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from tvm import ir, s_tir, tirx
@@ -19,6 +19,7 @@ from tvm.ir import Call, Var
 from sparsetir.errors import ArgumentTypeError, VerifyError
 from sparsetir.ir import dialect
 from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.utils.caches import cached_property
 
 SPARSE_ITER = "sparse_iter"
 SEARCH = "search"

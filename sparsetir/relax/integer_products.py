@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from sparsetir.relax.model import build
 from sparsetir.relax.operators import EIGHT_BITS, constant, reshape
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.schedules import has_unit
+from sparsetir.utils.caches import cached_property
 from sparsetir.workloads.timing import Timer, timer_of
 
 INT8, UINT8 = EIGHT_BITS

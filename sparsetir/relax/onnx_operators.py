@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from sparsetir.relax.epilogues import known
 from sparsetir.relax.operators import constant, reshape
+from sparsetir.utils.caches import ForkLock
 
-_lock = RLock()
+_lock = ForkLock()
 
 
 def _folded(make: Any, *args: Any) -> Any:

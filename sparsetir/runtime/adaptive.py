@@ -28,6 +28,7 @@ from sparsetir.formats.pattern import checksum
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.runtime.call_plan import PlanMismatch, Run, shaped
 from sparsetir.utils import buffers
+from sparsetir.utils.caches import ForkLock
 from sparsetir.utils.machine import LINE
 
 if TYPE_CHECKING:
@@ -193,6 +194,22 @@ def _least(seconds: list[float]) -> float:
     return min(seconds[1:])
 
 
+class _CountedRun:
+    """A plan that counts its calls, and does not fit once there is another format to try."""
+
+    def __init__(self, adaptive: Adaptive, run: Run) -> None:
+        self.adaptive, self.run = adaptive, run
+
+    def __call__(self, arguments: dict[str, Any]) -> Any:
+        adaptive = self.adaptive
+        if adaptive.others or adaptive.is_settled:
+            raise PlanMismatch
+        start = time.perf_counter()
+        result = self.run(arguments)
+        adaptive._count(arguments, time.perf_counter() - start)
+        return result
+
+
 class Adaptive:
     """Decides in which format the calls of a bound kernel are made.
 
@@ -213,6 +230,7 @@ class Adaptive:
         self.calls, self.seconds = 0, 0.0
         self.next_calls, self.next_seconds = TRIAL_CALLS, TRIAL_SECONDS  # at which a format is looked for
         self.converter: threading.Thread | None = None
+        self.starting = ForkLock()
         self.others: tuple[Any, ...] = ()  # bound kernels over other formats; one once the first trial is decided
         self.checked: list[tuple[np.ndarray, int]] = []  # values that may change, and their checksums
         self.trials: dict[Any, Trial | bool] = {}  # by shapes of the open arguments: whether the other format is faster
@@ -244,27 +262,21 @@ class Adaptive:
             return result
         self._count(arguments, time.perf_counter() - start)
         key, run = self.bound.last
-        self.bound.last = key, run if run is None else self._counted(run)
+        if run is not None and type(run) is not _CountedRun:  # a call of another kind may have left the last one
+            self.bound.last = key, _CountedRun(self, run)
         return result
-
-    def _counted(self, run: Run) -> Run:
-        """Return a plan that counts its calls, and does not fit once there is another format to try."""
-
-        def counted(arguments: dict[str, Any]) -> Any:
-            if self.others or self.is_settled:
-                raise PlanMismatch
-            start = time.perf_counter()
-            result = run(arguments)
-            self._count(arguments, time.perf_counter() - start)
-            return result
-
-        return counted
 
     def _count(self, arguments: Mapping[str, Any], seconds: float) -> None:
         self.calls += 1
         self.seconds += seconds
-        if self.calls >= self.next_calls and self.seconds >= self.next_seconds and not self._is_converting():
-            self._start_conversion(arguments)
+        if self.calls < self.next_calls or self.seconds < self.next_seconds:
+            return
+        if self.starting.acquire(blocking=False):  # else another thread starts one
+            try:
+                if not self._is_converting():
+                    self._start_conversion(arguments)
+            finally:
+                self.starting.release()
 
     def _is_converting(self) -> bool:
         """Return whether a conversion runs, or is done: its thread may have ended in the middle of a call.
@@ -310,11 +322,11 @@ class Adaptive:
         if self.announced is not None and trial.is_short:
             self._keep(key, self.other)
             self.history.append(f"{_described(key)}: kept {self.description} without a trial, because calls are short")
-        elif trial.best is not None:
-            is_first = all(isinstance(choice, Trial) for choice in self.trials.values())
+        elif (best := trial.best) is not None:
+            is_first = all(isinstance(choice, Trial) for choice in list(self.trials.values()))
             self.history.append(f"{_described(key)}: {trial}; kept {trial.winner}")
-            if isinstance(trial.best, partial):
-                self._keep(key, trial.best.args[0])
+            if isinstance(best, partial):
+                self._keep(key, best.args[0])
                 return
             self.trials[key] = False
             if is_first:
@@ -349,7 +361,12 @@ class Adaptive:
         return key, checked
 
     def _has_changed(self) -> bool:
-        """Return whether values are not those that were converted; then the matrix stays as it was passed."""
+        """Return whether values are not those that were converted; then the matrix stays as it was passed.
+
+        Another thread may have found it: a call that still has a plan over the other format must not use it.
+        """
+        if self.is_settled:
+            return True
         if all(checksum(array) == known for array, known in self.checked):
             return False
         self.history.append("values of the matrix have changed: it stays as it was passed")
@@ -358,7 +375,7 @@ class Adaptive:
 
     def _settle(self) -> None:
         """Stay with the matrix as it was passed."""
-        self.is_settled, self.others, self.checked = True, (), []
+        self.is_settled, self.others = True, ()
         self.trials.clear()
         self.bound.last = (), None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +20,7 @@ from sparsetir.ir import sizes
 from sparsetir.runtime.signature import Signature, SizeOf, checks_are_on
 from sparsetir.transform.decompose import Decomposition, Group
 from sparsetir.transform.structure import MASK_DTYPE
+from sparsetir.utils.caches import cached_property
 
 MOST_CONVERTED = 8
 

@@ -15,13 +15,13 @@ proves slower, scipy computes the result.
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
 
 from sparsetir.scipy import methods
 from sparsetir.scipy.selection import TimedSelection
+from sparsetir.utils.caches import ForkLock
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _active: list[accelerate] = []
 
 

@@ -21,12 +21,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from functools import cache
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
+from sparsetir.utils.caches import ForkLock
 from sparsetir.utils.files import PREFIX, cache_folder, replacing
 from sparsetir.utils.machine import CORES
 
@@ -106,7 +106,7 @@ class Libraries:
         self.seconds: dict[tuple[str, str, str], float] = {}
         self.running: dict[tuple[str, str, str], tuple[subprocess.Popen[bytes], float]] = {}
         self.next_poll = 0.0
-        self.lock = threading.Lock()
+        self.lock = ForkLock()
 
     def get(self, key: tuple[str, str, str]) -> Library | None:
         """Return the kernel of an operation, dtype and index dtype; None until there is one."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from sparsetir.errors import ArgumentError
 from sparsetir.scipy.libraries import Libraries, folder
 from sparsetir.utils.arguments import as_flag, shown
+from sparsetir.utils.caches import ForkLock
 from sparsetir.utils.files import caching
 from sparsetir.utils.machine import CORES
 
@@ -172,7 +172,7 @@ class TimedSelection:
         self.first_untimed = 0 if wait else 1  # of a size: programs of few calls are left alone
         self.recorded: dict[str, tuple[float, float, int]] | None = None  # outcomes of earlier programs
         self.outcomes: dict[str, tuple[float, float, int]] = {}  # of this one
-        self.lock = threading.Lock()
+        self.lock = ForkLock()
         if not wait:
             atexit.register(self.save)
 

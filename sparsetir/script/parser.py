@@ -11,7 +11,6 @@ import os
 import stat
 import sys
 import textwrap
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,13 +35,14 @@ from sparsetir.script.builder import *  # noqa: F403
 from sparsetir.script.builder import FUNCTIONS
 from sparsetir.script.diagnostics import explain
 from sparsetir.script.exact import evaluate as _evaluate_exactly  # T.evaluate is TVM's
+from sparsetir.utils.caches import ForkLock
 from sparsetir.utils.memory import uncollected
 
 # Small Python trees of the dialect's texts: make them, and ask what they are.
 
 
 # CPython 3.11 counts how deep it is in a tree once for all threads, and fails where they make trees at the same time.
-ONE_AT_A_TIME = threading.RLock()
+ONE_AT_A_TIME = ForkLock()
 
 
 def parse(text: str, mode: str = "exec") -> Any:

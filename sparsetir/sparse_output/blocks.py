@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +27,7 @@ from sparsetir.runtime.signature import LARGEST_INT32, Arguments
 from sparsetir.sparse_output import AccumulatorOptions, Accumulators, AssembledCompiled
 from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.sparse_output.result import OfPatterns, ResultPattern
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import uncollected
 
 # A product of two matrices, rewritten as a product of block matrices.

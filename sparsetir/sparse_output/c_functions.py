@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, reduce
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from sparsetir.codegen.export import TYPES, Exportable, Interface, declare_machi
 from sparsetir.sparse_output.accumulators import AccumulatorOptions
 from sparsetir.sparse_output.program import AssembledProgram, SparseResult
 from sparsetir.sparse_output.selection import ordered
+from sparsetir.utils.caches import cached_property
 
 RUNTIME = Path(__file__).with_name("assemble_runtime.c")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ from sparsetir.sparse_output.rows import (
 )
 from sparsetir.sparse_output.selection import TopSelection, ordered
 from sparsetir.sparse_output.small import at_once
+from sparsetir.utils.caches import cached_property
 
 # The functions behind a program with computed patterns.
 #

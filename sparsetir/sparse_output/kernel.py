@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -59,6 +58,7 @@ from sparsetir.sparse_output.workspace import (
 from sparsetir.utils import buffers
 from sparsetir.utils.arguments import shown, with_new_names
 from sparsetir.utils.buffers import LEAST_ROOM, MOST_ROOM, BufferPool
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import memory_size
 from sparsetir.utils.threads import get_num_threads
 

@@ -8,7 +8,6 @@ or the ranges of documents of few queries. Blocks come in ascending order, so th
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from sparsetir.sparse_output.fast_paths import ROWS
 from sparsetir.sparse_output.result import top_of
 from sparsetir.sparse_output.workspace import tensor
 from sparsetir.utils.arguments import dtype_name
-from sparsetir.utils.caches import remember
+from sparsetir.utils.caches import cached_property, remember
 from sparsetir.utils.threads import get_num_threads
 
 BLOCK = 1 << 13  # documents whose scores stay in the first-level cache

@@ -10,7 +10,6 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +21,7 @@ from sparsetir.runtime.signature import as_bfloat16
 from sparsetir.sparse_output.accumulators import DUMPS, WORD
 from sparsetir.sparse_output.merges import LONG_ROW
 from sparsetir.utils import buffers
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.threads import get_num_threads
 
 KEPT_BYTES = 1 << 26  # of accumulators that are kept for the next call

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,7 +24,7 @@ from sparsetir.runtime.bound import BoundKernel
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import has_unit
 from sparsetir.script.writer import ProgramWriter
-from sparsetir.utils.caches import Cache, remember
+from sparsetir.utils.caches import Cache, cached_property, remember
 from torch import Tensor
 
 Array = np.ndarray

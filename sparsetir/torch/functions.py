@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from torch.autograd import Function
@@ -19,6 +19,7 @@ import torch
 from sparsetir.errors import LoweringError
 from sparsetir.torch import block_attention
 from sparsetir.torch.programs import Sizes
+from sparsetir.utils.caches import cached_property
 from torch import Tensor
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from sparsetir.torch.graph import Graph
 from sparsetir.torch.structure import BITS
-from sparsetir.utils.caches import Cache
+from sparsetir.utils.caches import Cache, ForkLock
 from torch import Tensor
 
 MAX_PLACES = 256  # index tensors that live and are known by their memory
@@ -36,7 +36,7 @@ class Recent:
 
     def __init__(self) -> None:
         self.found: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self.lock, self.total = threading.Lock(), 0
+        self.lock, self.total = ForkLock(), 0
 
     def get(self, key: Hashable) -> Any:
         with self.lock:

@@ -17,7 +17,6 @@ import operator
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,7 +41,7 @@ from sparsetir.torch.functions import (
 from sparsetir.torch.graph import FEATURES, Graph, check_transforms
 from sparsetir.torch.structure import GraphRows
 from sparsetir.utils.arguments import shown
-from sparsetir.utils.caches import shared_cache
+from sparsetir.utils.caches import cached_property, shared_cache
 from torch import Tensor
 
 MAX_STRUCTURES = 16

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -18,6 +17,7 @@ from sparsetir.torch.deferred_edges import PLAIN, GatheredRows, note, recipe, va
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
 from sparsetir.torch.graph_caches import Contents, GraphCache, Recent
+from sparsetir.utils.caches import ForkLock
 from sparsetir.utils.packages import require
 from torch import Tensor
 
@@ -330,7 +330,7 @@ def _is_constant(tensor: Tensor) -> bool:
     return not tensor.requires_grad and not tensor.is_inference() and type(tensor) is Tensor
 
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _active: list[Patch] = []  # one for each time that one was entered
 _undo: list[tuple[Any, str, Any]] = []
 

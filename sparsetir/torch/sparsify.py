@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ from sparsetir.torch.pruned_layers import (
 )
 from sparsetir.torch.transposition import UINT8_MAX
 from sparsetir.utils.arguments import as_seconds, shown
+from sparsetir.utils.caches import ForkLock
 from sparsetir.workloads.timing import LEAST_SIZE, MOST_DENSE, FastestCandidate, choose, timer_of
 from torch import Tensor, nn
 
@@ -733,7 +733,7 @@ class ChosenLinear(nn.Module):
         self.options = options
         self.layer: PrunedLinear | None = None
         self._decided: tuple[Any, ...] = ()
-        self._changes, self._lock = 0, threading.Lock()
+        self._changes, self._lock = 0, ForkLock()
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``x @ weight.T + bias``."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary, ref
 
@@ -21,7 +21,7 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.torch.block_attention import BlockPattern, find_blocks
 from sparsetir.torch.programs import Sizes, kernel
 from sparsetir.utils.arguments import shown
-from sparsetir.utils.caches import Cache
+from sparsetir.utils.caches import Cache, cached_property
 from sparsetir.utils.memory import check_memory
 from torch import Tensor
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from tvm import ir, s_tir, tirx
@@ -19,6 +18,7 @@ from sparsetir.ir.rewriting import collect, seq, substitute
 from sparsetir.ir.rules import Facts
 from sparsetir.ir.views import Axis, Program, SparseBuffer, cast, const, decode_axis
 from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.utils.caches import cached_property
 
 # Leave a function without what nothing uses any more, and put declarations into it.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounded caches, and keys that differ wherever what is cached may.
+"""Bounded caches, keys that differ wherever what is cached may, and properties and locks that forked processes can use.
 
 Python takes 0.0 for -0.0 and 1 for True, while programs with these constants differ; `exact` makes keys that do, too.
 """
@@ -7,10 +7,13 @@ Python takes 0.0 for -0.0 and 1 for True, while programs with these constants di
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -19,6 +22,71 @@ R = TypeVar("R")
 V = TypeVar("V")
 
 CACHES: dict[str, Cache[Any]] = {}  # those of the process, by name
+
+_locks: WeakSet[ForkLock] = WeakSet()
+
+
+class ForkLock:
+    """A reentrant lock that a forked process has anew: the thread that holds it may not be in that process."""
+
+    def __init__(self) -> None:
+        self.renew()
+        _locks.add(self)
+
+    def renew(self) -> None:
+        """Forget who holds it."""
+        self.lock = threading.RLock()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take it; return whether this thread has it now."""
+        return self.lock.acquire(blocking)
+
+    def release(self) -> None:
+        """Give it back."""
+        with suppress(RuntimeError):  # the process was forked by the thread that held it
+            self.lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
+
+def _renew_locks() -> None:
+    for lock in list(_locks):
+        lock.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property:
+        """A property that is computed once for each object and kept in its attributes, without a lock.
+
+        That of Python 3.11 holds a lock of the class while it computes: two objects whose properties need each other's
+        may wait for ever, and so does a process that is forked meanwhile. Here two threads may compute the same one.
+        """
+
+        def __init__(self, function: Callable[[Any], Any]) -> None:
+            self.function = self.func = function
+            self.__doc__, self.__module__ = function.__doc__, function.__module__
+            self.name = function.__name__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self.name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            values = instance.__dict__
+            if self.name not in values:
+                values[self.name] = self.function(instance)
+            return values[self.name]
 
 
 class Cache(Generic[V]):
@@ -125,4 +193,4 @@ def exact(value: Any) -> Hashable:
     return (type(value), value) if isinstance(value, (int, np.integer)) else value
 
 
-__all__ = ["CACHES", "Cache", "exact", "remember", "shared_cache"]
+__all__ = ["CACHES", "Cache", "ForkLock", "cached_property", "exact", "remember", "shared_cache"]

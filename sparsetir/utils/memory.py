@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -124,6 +124,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_pausing: list[bool] = []  # by threads that turned garbage collection off
+
+
+def _collect_again() -> None:
+    """Turn garbage collection on in a forked process, where the threads that would do it are not."""
+    if _pausing:
+        _pausing.clear()
+        gc.enable()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_collect_again)
+
+
 def uncollected(function: Callable[P, R]) -> Callable[P, R]:
     """Return a function that runs without garbage collection, which goes on afterwards where it was on.
 
@@ -138,11 +152,15 @@ def uncollected(function: Callable[P, R]) -> Callable[P, R]:
     def paused(*args: P.args, **kwargs: P.kwargs) -> R:
         was_on = gc.isenabled()
         gc.disable()
+        if was_on:
+            _pausing.append(True)
         try:
             return function(*args, **kwargs)
         finally:
             if was_on:
                 gc.enable()
+                with suppress(IndexError):
+                    _pausing.pop()
 
     return paused
 

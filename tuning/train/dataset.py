@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from sparsetir.tuning.variants import PreparedCall, own_storage, uncompiled
 from sparsetir.tuning.work import USUAL, CoreRates, Work, measure_rates
 from sparsetir.utils import packages
 from sparsetir.utils.buffers import aligned
+from sparsetir.utils.caches import cached_property
 from sparsetir.utils.files import writing_file
 from sparsetir.utils.machine import CORES, MachineProfile, machine_name, shipped_profile
 from sparsetir.utils.memory import old_objects_aside

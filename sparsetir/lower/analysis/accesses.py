@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import tvm_ffi
@@ -18,6 +17,7 @@ from sparsetir.ir.rewriting import collect, conjuncts, mentions, moves_by_one, s
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import SCRATCH, names_in
+from sparsetir.utils.caches import cached_property
 
 # Proofs about data-dependent extents: whether a loop runs at least once, whether two lengths are equal.
 

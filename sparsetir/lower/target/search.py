@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import tvm
@@ -34,6 +33,7 @@ from sparsetir.lower.iterations.access import Scope
 from sparsetir.lower.iterations.nest import SPATIAL, NestLevel, extend, place, realize, where_present, wrap
 from sparsetir.lower.loops import PARALLEL, SERIAL, VECTORIZED, binary_search, with_
 from sparsetir.lower.target.merge_loops import UnionMerge, emit_walk
+from sparsetir.utils.caches import cached_property
 
 # Lower every search to a loop, hoisted out of all loops in which it is invariant.
 #

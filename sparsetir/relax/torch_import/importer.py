@@ -8,7 +8,6 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 from tvm import ir
@@ -16,6 +15,7 @@ from tvm import ir
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, SparseTIRError
 from sparsetir.relax.torch_import.converters import converters
 from sparsetir.relax.torch_import.graphs import with_sparse_products
+from sparsetir.utils.caches import cached_property
 
 COUNTER = "num_batches_tracked"
 # Operators that torch writes with simpler ones, besides those that an export decomposes anyway.
