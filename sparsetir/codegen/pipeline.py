@@ -196,7 +196,7 @@ def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
     """
     now = tvm.transform.PassContext.current()
     is_compact = all(from_dialect(f) and not has_unknown_scratch(f) for f in _functions(third))
-    compaction = ["s_tir.CompactBufferAllocation"] if is_compact or _has_found_scratch(third) else []
+    compaction = [COMPACTION] if is_compact or _has_found_scratch(third) else []
     config = {**now.config, "tirx.disable_storage_rewrite": True}
     return tvm.transform.PassContext(
         opt_level=now.opt_level,
@@ -275,9 +275,28 @@ def _offset_checks(name: str, first: tirx.PrimFunc, third: tirx.PrimFunc) -> Ite
 def loops_pipeline() -> tuple[Any, Any, Any]:
     """Return TVM's passes for loops, with scratch limited once TVM has decided how large it is."""
     stock, host, device = tvm.s_tir.pipeline.default_s_tir_pipeline()
-    return ir.transform.Sequential([stock, LimitScratch]), host, device
+
+    @tvm.transform.module_pass(opt_level=0, name="sparsetir.StockPasses")
+    def lower_loops(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+        try:
+            return stock(mod)
+        except ValueError as error:
+            # TVM bounds the subscripts of arrays of unknown sizes by numbers that int32 does not hold.
+            if "exceeds range of int" not in str(error):
+                raise
+        now = tvm.transform.PassContext.current()
+        with tvm.transform.PassContext(
+            opt_level=now.opt_level,
+            required_pass=list(now.required_pass),
+            disabled_pass=[*now.disabled_pass, COMPACTION],
+            config=dict(now.config),
+        ):
+            return stock(mod)
+
+    return ir.transform.Sequential([lower_loops, LimitScratch]), host, device
 
 
+COMPACTION = "s_tir.CompactBufferAllocation"
 LOOPS = "sparsetir.loops"
 register_tir_pipeline(LOOPS, loops_pipeline)
 

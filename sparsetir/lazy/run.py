@@ -586,7 +586,10 @@ class Lowering:
         if sampled is not None:
             x, y = (self._value(v, node.dtype) for v in sampled[:2])
             y = y if sampled[2] else self.builder.emit(relax.op.permute_dims(y))
-            return calls.sddmm(*self._arrays(a, "", node.dtype), x, y)
+            # The sum is multiplied, not its terms: infinity times -1 is no NaN.
+            values, indptr, indices = self._arrays(a, "", node.dtype)
+            ones = self.builder.emit(relax.op.ones_like(values))
+            return relax.op.multiply(values, self.builder.emit(calls.sddmm(ones, indptr, indices, x, y)))
         dense = self._value(b, node.dtype)
         if b.shape != node.shape:
             dense = self.builder.emit(relax.op.broadcast_to(dense, node.shape))

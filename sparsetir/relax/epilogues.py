@@ -182,6 +182,8 @@ class Writer:
             return None
         dims = [n for n, axis in enumerate(axes) if axis is not None] or [0][: len(axes)]
         shape, axes = [shape[n] for n in dims], tuple(axes[n] for n in dims)
+        if not shape:  # a number, which programs have as an array of one
+            shape, axes = [tirx.const(1, "int64")], (None,)
         is_same = _equal(shape, type_.shape.values)
         self.operands.append(EpilogueOperand(arg if is_same else reshape(arg, shape), axes, self.dtype))
         return self._widened(f"{{{len(self.operands)}}}", self.dtype)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import tvm
 from tvm import ir, relax
+from tvm.error import InternalError
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, MissingFileError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, MissingFileError, SparseTIRError
 from sparsetir.formats.pattern import hash_arrays
 from sparsetir.relax.integer_products import IntegerProduct
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
@@ -64,7 +64,7 @@ def from_onnx(
     ArgumentError, ArgumentTypeError
         The model is no ONNX model, or a sparse initializer is not canonical.
     LoweringError
-        The model has operators that TVM's importer does not know.
+        The model has operators that TVM's importer does not know, or that TVM does not compile.
     MissingPackageError
         The package onnx is not installed.
 
@@ -88,7 +88,16 @@ def from_onnx(
     mod = owner.rewritten(mod)
     if report is not None:
         report.extend(owner.layers)
-    return compile_model(mod, target, sparsify=sparsify, database=database)
+    try:
+        return compile_model(mod, target, sparsify=sparsify, database=database)
+    except SparseTIRError:
+        raise
+    except RAW_ERRORS as error:
+        reason = str(error).partition("\n")[0]
+        raise LoweringError(f"model: TVM does not compile an operator of it: {reason}") from error
+
+
+RAW_ERRORS = (InternalError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def _loaded(model: Any) -> Any:
@@ -113,8 +122,11 @@ def _imported(model: Any, shapes: Mapping[str, Sequence[int]] | None) -> ir.IRMo
     try:
         with more_converters():
             return import_onnx(model, shape_dict=None if shapes is None else {n: list(s) for n, s in shapes.items()})
-    except tvm.error.OpNotImplemented as error:
-        raise LoweringError(f"model: TVM's importer for ONNX does not take it: {error}") from None
+    except SparseTIRError:
+        raise
+    except RAW_ERRORS as error:
+        reason = str(error).partition("\n")[0]
+        raise LoweringError(f"model: TVM's importer for ONNX does not take it: {reason}") from error
 
 
 # ------------------------------------------------------------------ sparse initializers

@@ -144,6 +144,41 @@ class Clip(onnx_frontend.Clip):
         return cls._kept(bb, inputs[0], super()._impl_v13(bb, inputs, attr, params))
 
 
+def _ranked(bb: Any, x: Any, axis: int, extreme: Any) -> Any:
+    """Return 2 for NaN, else 1 for the extreme along an axis, and 0 for the rest.
+
+    TVM's own search for the place of a maximum begins with the smallest number there is, and gives -1 where no element
+    is larger.
+    """
+    dtype = str(x.ty.dtype.dtype)
+    x = bb.normalize(relax.op.astype(x, "int8")) if dtype == "bool" else x
+    most = bb.normalize(extreme(x, [axis], True))
+    rank = bb.normalize(relax.op.astype(bb.normalize(relax.op.equal(x, most)), "int8"))
+    if not dtype.startswith(("float", "bfloat")):
+        return rank
+    is_nan = bb.normalize(relax.op.astype(bb.normalize(relax.op.isnan(x)), "int8"))
+    return bb.normalize(relax.op.add(rank, bb.normalize(relax.op.add(is_nan, is_nan))))
+
+
+class ArgMax(onnx_frontend.ArgMax):
+    """The place of the first or last maximum, of NaN where there is one."""
+
+    extreme = staticmethod(relax.op.max)
+
+    @classmethod
+    def _impl_v1(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        rank = _ranked(bb, inputs[0], int(attr.get("axis", 0)), cls.extreme)
+        return super()._impl_v12(bb, [rank], attr, params)
+
+    _impl_v11 = _impl_v12 = _impl_v1
+
+
+class ArgMin(ArgMax):
+    """The place of the first or last minimum, of NaN where there is one."""
+
+    extreme = staticmethod(relax.op.min)
+
+
 class Celu(onnx_frontend.OnnxOpConverter):
     """``max(0, x) + min(0, alpha * (exp(x / alpha) - 1))``."""
 
@@ -158,7 +193,7 @@ class Celu(onnx_frontend.OnnxOpConverter):
 
 
 LACKING = {"QLinearMatMul": QLinearMatMul, "QLinearConv": QLinearConv, "ConvInteger": ConvInteger, "Celu": Celu}
-CORRECTED = {"Clip": Clip}
+CORRECTED = {"Clip": Clip, "ArgMax": ArgMax, "ArgMin": ArgMin}
 
 
 @contextmanager

@@ -311,3 +311,10 @@ def test_divisions_by_a_product_of_nothing() -> None:
     nothing = sparsetir.lazy(np.zeros((4, 0), "float32")) @ sparsetir.lazy(np.zeros(0, "float32"))
     with np.errstate(divide="ignore"):
         np.testing.assert_array_equal(sparsetir.compute(3.0 / nothing), np.full(4, np.inf, "float32"))
+
+
+def test_products_sampled_by_infinities_are_multiplied_after_they_are_summed() -> None:
+    S, X = sp.csr_array(np.array([[0, np.inf], [1.0, 0]])), np.array([[1.0, 2], [3, -2.0]])
+    L, D = lazy(S), lazy(X)
+    np.testing.assert_array_equal(compute(L * (D @ D.T)).toarray(), [[0, -np.inf], [-1, 0]])
+    np.testing.assert_array_equal(compute(L * (D @ D)).toarray(), [[0, -np.inf], [-3, 0]])

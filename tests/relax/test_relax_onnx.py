@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sparsetir
 import sparsetir.relax as srelax
-from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, MissingFileError
 
 onnx = pytest.importorskip("onnx")
 helper, numpy_helper = onnx.helper, onnx.numpy_helper
@@ -134,3 +135,62 @@ def test_operators_are_those_of_the_reference(op: str, attributes: dict[str, Any
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
     (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_allclose(np.asarray(srelax.from_onnx(model)(x)), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "int8"])
+def test_places_of_extremes_are_those_of_the_reference(op: str, last: int, dtype: str) -> None:
+    """Also where all elements are the smallest, or the largest, of their dtype, and of NaN."""
+    limits = (-np.inf, np.inf) if dtype == "float32" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    x = np.array([[low] * 3 for low in limits] + [[1, 5, 5], [2, 1, 1], [limits[0], limits[1], limits[0]]], dtype)
+    kind = onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
+    node = onnx.helper.make_node(op, ["x"], ["y"], axis=-1, keepdims=0, select_last_index=last)
+    given = onnx.helper.make_tensor_value_info("x", kind, x.shape)
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, x.shape[:1])
+    graph = onnx.helper.make_graph([node], "places", [given], [result])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    compiled = srelax.from_onnx(model)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(compiled(x), expected)
+    if dtype == "float32":
+        x[2:, 1] = np.nan
+        np.testing.assert_array_equal(compiled(x)[2:], [1, 1, 1])
+
+
+def test_a_number_is_added_to_a_product() -> None:
+    W, x, c = pruned(12, 5), np.ones((3, 12), "float32"), np.array(2.5, "float32")
+    node = onnx.helper.make_node("Gemm", ["x", "W", "C"], ["y"])
+    info = lambda name, shape: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)  # noqa: E731
+    parts = [info("x", [3, 12]), info("C", [])], [info("y", [3, 5])], [onnx.numpy_helper.from_array(W, "W")]
+    graph = onnx.helper.make_graph([node], "number", *parts)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    np.testing.assert_allclose(srelax.from_onnx(model)(x, c), x @ W + c, rtol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 8, 15])
+def test_sparse_weights_with_few_outputs_and_any_batch_on_one_thread(columns: int) -> None:
+    """TVM bounds a subscript of their scratch beyond 32 bits."""
+    before = sparsetir.get_num_threads()
+    sparsetir.set_num_threads(1)
+    try:
+        W = pruned(20, columns)
+        info = lambda name, count: onnx.helper.make_tensor_value_info(name, 1, ["b", count])  # noqa: E731
+        node = onnx.helper.make_node("MatMul", ["x", "W"], ["y"])
+        graph = onnx.helper.make_graph(
+            [node], "head", [info("x", 20)], [info("y", columns)], sparse_initializer=[stored("W", W)]
+        )
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+        compiled = srelax.from_onnx(model)
+        for batch in (1, 3, 200):
+            x = np.random.default_rng(batch).random((batch, 20), dtype="float32")
+            np.testing.assert_allclose(compiled(x), x @ W, rtol=1e-5, atol=1e-5)
+    finally:
+        sparsetir.set_num_threads(before)
+
+
+def test_what_tvm_does_not_compile_is_refused_by_an_error_of_ours() -> None:
+    info = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, [3])  # noqa: E731
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Acosh", ["x"], ["y"])], "half", [info("x")], [info("y")])
+    with pytest.raises(LoweringError, match="TVM"):
+        srelax.from_onnx(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))

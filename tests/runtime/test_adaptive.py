@@ -27,6 +27,7 @@ from sparsetir.ir import effects
 from sparsetir.ir.views import decode
 from sparsetir.runtime import adaptive
 from sparsetir.runtime.adaptive import AlignedOperand
+from sparsetir.runtime.call_plan import PlanMismatch
 from sparsetir.schedules import Registers, defaults
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.utils.buffers import as_tensor
@@ -587,3 +588,37 @@ def test_which_operands_are_worth_a_copy() -> None:
     lengths = [defaults.padded_length(np.zeros((9, feat), np.float32), Registers(32, 512)) for feat in (1, 5, 30, 64)]
     assert lengths == [0, 8, 32, 64]
     assert defaults.padded_length(np.zeros((9, 2, 15), np.float32), Registers(32, 512)) == 0
+
+
+@pytest.mark.usefixtures("eager")
+def test_values_that_one_thread_finds_changed_are_changed_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that has its plan over the other format when another thread finds out must not go on with it."""
+    A, B = blocks(), np.random.default_rng(2).random((ROWS, 32), dtype="float32")
+    bound = sparsetir.build(ops.spmm()).bind(A=A)
+    while not bound.adaptive.others:
+        bound(B=B)
+        if bound.adaptive.converter is not None:
+            bound.adaptive.converter.join()
+    bound(B=B)
+    for trial in bound.adaptive.trials.values():
+        trial.candidates[0][2][:] = [1.0] * 5  # as if calls over the matrix as it was passed took seconds
+    for _ in range(20):
+        bound(B=B)
+    plan = bound.last[1]
+    assert bound.over_another is not None
+    assert plan is not None
+    A.data *= 2
+    np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-4, atol=1e-4)
+    with pytest.raises(PlanMismatch):
+        plan({"B": B})
+
+
+def test_calls_of_another_class_do_not_count_plans_again() -> None:
+    torch = pytest.importorskip("torch")
+    A = sp.random_array((400, 400), density=0.11, format="csr", dtype="float32", rng=np.random.default_rng(1))
+    bound, x = sparsetir.build(ops.spmv()).bind(A=A), np.ones(400, "float32")
+    number = bound(x=x), bound(x=x)
+    t = torch.from_numpy(x)
+    for _ in range(1200):
+        bound(x=t)
+    np.testing.assert_array_equal(bound(x=x), number[0])

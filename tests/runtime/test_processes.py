@@ -230,7 +230,7 @@ def test_trees_are_made_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, made = ast.parse, []
 
     def parse(*given: Any, **how: Any) -> Any:
-        made.append(parser.ONE_AT_A_TIME._is_owned())
+        made.append(parser.ONE_AT_A_TIME.lock._is_owned())
         return usual(*given, **how)
 
     monkeypatch.setattr(ast, "parse", parse)

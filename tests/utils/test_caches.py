@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir.codegen import cache
 from sparsetir.einsum import expression
-from sparsetir.utils.caches import CACHES, Cache
+from sparsetir.utils.caches import CACHES, Cache, ForkLock, cached_property
+from sparsetir.utils.memory import uncollected
 
 BOUND = 3
 OF_EXPRESSIONS = ("einsum expressions", "kernels of einsum", "programs of einsum", "compiled kernels")
@@ -99,3 +101,67 @@ def test_threads_share_a_cache() -> None:
         thread.join()
     assert not faults
     assert len(kept) <= 4
+
+
+class Pair:
+    """Two properties, each of which needs the other one of another object."""
+
+    def __init__(self, partner: Pair | None = None) -> None:
+        self.partner, self.barrier = partner, threading.Barrier(2)
+
+    @cached_property
+    def first(self) -> int:
+        if self.partner is None:
+            return 1
+        self.barrier.wait(10)
+        return self.partner.second
+
+    @cached_property
+    def second(self) -> int:
+        if self.partner is None:
+            return 2
+        self.barrier.wait(10)
+        return self.partner.first
+
+
+def test_properties_of_two_objects_do_not_wait_for_each_other() -> None:
+    """Those of `functools` hold a lock of the class in Python 3.11, and both threads would wait for ever."""
+    one, two = Pair(Pair()), Pair(Pair())
+    two.barrier = one.barrier
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(one.first), daemon=True),
+        threading.Thread(target=lambda: found.append(two.second), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(found) == [1, 2]
+    assert (one.first, two.second) == (2, 1)
+    assert Pair.first.__doc__ is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_has_locks_that_nobody_holds() -> None:
+    lock, held, done = ForkLock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait(20)
+
+    collecting = uncollected(lambda: (held.set(), done.wait(20)))
+    for target in (hold, collecting):
+        held.clear()
+        done.clear()
+        thread = threading.Thread(target=target)
+        thread.start()
+        held.wait(20)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if lock.acquire(blocking=False) and gc.isenabled() else 1)
+        done.set()
+        thread.join()
+        assert os.waitpid(child, 0)[1] == 0
+    assert gc.isenabled()
