@@ -7,8 +7,10 @@ the scales in float64, and rounding of halves to the even neighbour after the ze
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -179,6 +181,67 @@ class ArgMin(ArgMax):
     extreme = staticmethod(relax.op.min)
 
 
+def _is_float(x: Any) -> bool:
+    return str(x.ty.dtype.dtype).startswith(("float", "bfloat"))
+
+
+def _nan_where(bb: Any, is_nan: Any, result: Any) -> Any:
+    """Return a result with NaN where a mask says so."""
+    result = bb.normalize(result)
+    return relax.op.where(bb.normalize(is_nan), relax.const(math.nan, str(result.ty.dtype.dtype)), result)
+
+
+def _extreme_of_all(reduction: Any) -> Any:
+    """Return a converter of maxima or minima along axes that are NaN where an element is."""
+
+    def converter(version: str) -> Any:
+        def convert(_cls: Any, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+            x = inputs[0]
+            result = getattr(reduction, version)(bb, inputs, attr, params)
+            if not _is_float(x) or result is x:
+                return result
+            is_nan = bb.normalize(relax.op.astype(bb.normalize(relax.op.isnan(x)), "int8"))
+            most = getattr(onnx_frontend.ReduceMax, version)(bb, [is_nan, *inputs[1:]], attr, params)
+            return _nan_where(bb, relax.op.astype(bb.normalize(most), "bool"), result)
+
+        return classmethod(convert)
+
+    versions = [name for name in vars(reduction) if name.startswith("_impl_v")]
+    return type(reduction.__name__, (reduction,), {version: converter(version) for version in versions})
+
+
+def _extreme_of_several(operator: Any) -> Any:
+    """Return a converter of maxima or minima of several tensors that are NaN where one of them is."""
+
+    def convert(_cls: Any, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        result = operator._impl_v1(bb, inputs, attr, params)
+        if isinstance(result, ir.GenericConst) or not _is_float(inputs[0]):
+            return result
+        either = lambda one, other: bb.normalize(relax.op.logical_or(one, other))  # noqa: E731
+        return _nan_where(bb, reduce(either, [bb.normalize(relax.op.isnan(x)) for x in inputs]), result)
+
+    return type(operator.__name__, (operator,), {"_impl_v1": classmethod(convert)})
+
+
+def _along_no_axes(reduction: Any, each: Any) -> Any:
+    """Return a converter of a reduction that is a function of each element where it reduces along no axes."""
+
+    def convert(_cls: Any, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        result = reduction._impl_v18(bb, inputs, attr, params)
+        return each(inputs[0]) if result is inputs[0] else result
+
+    return type(reduction.__name__, (reduction,), {"_impl_v18": classmethod(convert)})
+
+
+class OneHot(onnx_frontend.OneHot):
+    """One-hot rows in the dtype of their values."""
+
+    @classmethod
+    def _impl_v11(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        dtype = str(inputs[2].ty.dtype.dtype)
+        return relax.op.astype(bb.normalize(super()._impl_v11(bb, inputs, attr, params)), dtype)
+
+
 class Celu(onnx_frontend.OnnxOpConverter):
     """``max(0, x) + min(0, alpha * (exp(x / alpha) - 1))``."""
 
@@ -193,7 +256,18 @@ class Celu(onnx_frontend.OnnxOpConverter):
 
 
 LACKING = {"QLinearMatMul": QLinearMatMul, "QLinearConv": QLinearConv, "ConvInteger": ConvInteger, "Celu": Celu}
-CORRECTED = {"Clip": Clip, "ArgMax": ArgMax, "ArgMin": ArgMin}
+CORRECTED = {
+    "Clip": Clip,
+    "ArgMax": ArgMax,
+    "ArgMin": ArgMin,
+    "OneHot": OneHot,
+    **{f"Reduce{name}": _extreme_of_all(getattr(onnx_frontend, f"Reduce{name}")) for name in ("Max", "Min")},
+    **{name: _extreme_of_several(getattr(onnx_frontend, name)) for name in ("Max", "Min")},
+    "ReduceSumSquare": _along_no_axes(onnx_frontend.ReduceSumSquare, lambda x: relax.op.multiply(x, x)),
+    "ReduceL1": _along_no_axes(onnx_frontend.ReduceL1, relax.op.abs),
+    "ReduceL2": _along_no_axes(onnx_frontend.ReduceL2, relax.op.abs),
+    "ReduceLogSum": _along_no_axes(onnx_frontend.ReduceLogSum, relax.op.log),
+}
 
 
 @contextmanager

@@ -194,3 +194,47 @@ def test_what_tvm_does_not_compile_is_refused_by_an_error_of_ours() -> None:
     graph = onnx.helper.make_graph([onnx.helper.make_node("Acosh", ["x"], ["y"])], "half", [info("x")], [info("y")])
     with pytest.raises(LoweringError, match="TVM"):
         srelax.from_onnx(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+
+
+WITH_NAN = np.array([[1, np.nan, -np.inf, 3], [2, 0.5, 4, 8]], "float32")
+AXES = np.array([1])
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "arrays"),
+    [
+        ("ReduceMin", {"keepdims": 0}, [WITH_NAN, AXES]),
+        ("ReduceMax", {"keepdims": 1}, [WITH_NAN, AXES]),
+        ("ReduceMax", {}, [WITH_NAN[1:]]),
+        ("ReduceMin", {"keepdims": 0}, [np.array([[3, -1, 2]], "int32"), AXES]),
+        ("Min", {}, [WITH_NAN, WITH_NAN[:, :1], WITH_NAN[1]]),
+        ("Max", {}, [WITH_NAN[1], WITH_NAN]),
+        ("ReduceSumSquare", {"noop_with_empty_axes": 1}, [WITH_NAN[1]]),
+        ("ReduceL1", {"noop_with_empty_axes": 1}, [-WITH_NAN[1]]),
+        ("ReduceL2", {"noop_with_empty_axes": 1}, [-WITH_NAN[1]]),
+        ("ReduceLogSum", {"noop_with_empty_axes": 1}, [WITH_NAN[1]]),
+        ("ReduceSumSquare", {"noop_with_empty_axes": 1, "keepdims": 0}, [WITH_NAN[1:], AXES]),
+        ("OneHot", {}, [np.array([2, 0]), np.array(3), np.array([0, 1.5], "float16")]),
+        ("OneHot", {"axis": 0}, [np.array([2, -1]), np.array(3), np.array([1, 7], "uint8")]),
+    ],
+)
+def test_corrected_operators_are_those_of_the_reference(op: str, attributes: Any, arrays: list[np.ndarray]) -> None:
+    """All inputs but the first are constants where they are integers or values of one-hot rows."""
+    names = [f"x{n}" for n in range(len(arrays))]
+    is_given = [n == 0 or op in ("Min", "Max") for n in range(len(arrays))]
+    info = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a, given in zip(names, arrays, is_given, strict=True)
+        if given
+    ]
+    constants = [numpy_helper.from_array(a, n) for n, a, g in zip(names, arrays, is_given, strict=True) if not g]
+    out = helper.make_tensor_value_info(
+        "y", helper.np_dtype_to_tensor_dtype(arrays[-1 if op == "OneHot" else 0].dtype), None
+    )
+    graph = helper.make_graph([helper.make_node(op, names, ["y"], **attributes)], "one", info, [out], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    given = {n: a for n, a, is_input in zip(names, arrays, is_given, strict=True) if is_input}
+    (expected,) = ReferenceEvaluator(model).run(None, given)
+    found = np.asarray(srelax.from_onnx(model)(*given.values()))
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -33,6 +33,7 @@ from sparsetir.tuning.workers.local import (
     pool_of,
     time_candidate,
 )
+from sparsetir.utils.caches import Cache
 
 pytestmark = [pytest.mark.usefixtures("quick_comparisons"), pytest.mark.slow]
 
@@ -147,7 +148,7 @@ def test_a_crash_while_several_are_compiled_costs_none(evaluator: Evaluator, mon
 def test_a_candidate_that_does_not_compile_costs_no_other(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lowered_program, "_forms", type(lowered_program._forms)())
+    monkeypatch.setattr(lowered_program, "_forms", Cache(64))
     other = Evaluator(ops.spmm(), arguments(), None)
 
     def spoiled(self: LoweredProgram, choices: Choices) -> Any:

@@ -23,6 +23,7 @@ from sparsetir.tuning.lowered_program import Held, LoweredProgram
 from sparsetir.tuning.search import _eager
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.space import Candidate, Space
+from sparsetir.utils.caches import Cache
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")
 
@@ -50,7 +51,7 @@ def arguments(rows: int = 30, columns: int = 70) -> dict[str, object]:
 @pytest.fixture
 def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As in another process."""
-    monkeypatch.setattr(lowered_program, "_forms", type(lowered_program._forms)())
+    monkeypatch.setattr(lowered_program, "_forms", Cache(64))
     return folder
 
 
@@ -86,7 +87,7 @@ def test_every_operation_has_kernels(op: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 def test_what_a_search_made_and_proved_serves_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARSETIR_CACHE", str(tmp_path))
-    monkeypatch.setattr(lowered_program, "_forms", type(lowered_program._forms)())
+    monkeypatch.setattr(lowered_program, "_forms", Cache(64))
     lowered_program.fresh.clear()
     blocks, wrong = formats.bsr(2, 2), Choices(tile=4)
     known = Evaluator(ops.spmm(), arguments(), None)
@@ -95,7 +96,7 @@ def test_what_a_search_made_and_proved_serves_the_next_process(tmp_path: Path, m
     assert all(known.time(candidate).seconds for candidate in proved)
     assert len(lowered_program.fresh) == 1  # one call of the compiler for two formats
     lowered_program.keep()
-    monkeypatch.setattr(lowered_program, "_forms", type(lowered_program._forms)())
+    monkeypatch.setattr(lowered_program, "_forms", Cache(64))
     monkeypatch.setattr(LoweredProgram, "shared_loops", lambda *_: pytest.fail("compiled again"))
     again = Evaluator(ops.spmm(), arguments(50), None)
     for candidate in proved:
@@ -107,14 +108,14 @@ def test_what_a_search_made_and_proved_serves_the_next_process(tmp_path: Path, m
 @pytest.mark.parametrize("name", ["*.so", "*-*.json"])
 def test_what_is_damaged_is_compiled_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARSETIR_CACHE", str(tmp_path))
-    monkeypatch.setattr(lowered_program, "_forms", type(lowered_program._forms)())
+    monkeypatch.setattr(lowered_program, "_forms", Cache(64))
     lowered_program.fresh.clear()
     known, candidate = Evaluator(ops.spmm(), arguments(), None), Candidate(Choices(tile=8))
     assert known.time(candidate).seconds
     lowered_program.keep()
     (path,) = (tmp_path / lowered_program.FOLDER).glob(name)
     path.write_bytes(path.read_bytes()[:-9])
-    monkeypatch.setattr(lowered_program, "_forms", type(lowered_program._forms)())
+    monkeypatch.setattr(lowered_program, "_forms", Cache(64))
     again = Evaluator(ops.spmm(), arguments(), None)
     assert not again.variants(None).form.codes
     assert again.time(candidate).seconds
