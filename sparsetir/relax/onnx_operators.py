@@ -18,7 +18,7 @@ from tvm import ir, relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from sparsetir.relax.epilogues import known
-from sparsetir.relax.operators import constant, reshape
+from sparsetir.relax.operators import constant, is_float, ranks, reshape
 from sparsetir.utils.caches import ForkLock
 
 _lock = ForkLock()
@@ -133,7 +133,7 @@ class Clip(onnx_frontend.Clip):
 
     @classmethod
     def _kept(cls, bb: Any, x: Any, limited: Any) -> Any:
-        if not str(x.ty.dtype.dtype).startswith(("float", "bfloat")):
+        if not is_float(x):
             return limited
         return relax.op.where(bb.normalize(relax.op.isnan(x)), x, bb.normalize(limited))
 
@@ -147,19 +147,9 @@ class Clip(onnx_frontend.Clip):
 
 
 def _ranked(bb: Any, x: Any, axis: int, extreme: Any) -> Any:
-    """Return 2 for NaN, else 1 for the extreme along an axis, and 0 for the rest.
-
-    TVM's own search for the place of a maximum begins with the smallest number there is, and gives -1 where no element
-    is larger.
-    """
-    dtype = str(x.ty.dtype.dtype)
-    x = bb.normalize(relax.op.astype(x, "int8")) if dtype == "bool" else x
-    most = bb.normalize(extreme(x, [axis], True))
-    rank = bb.normalize(relax.op.astype(bb.normalize(relax.op.equal(x, most)), "int8"))
-    if not dtype.startswith(("float", "bfloat")):
-        return rank
-    is_nan = bb.normalize(relax.op.astype(bb.normalize(relax.op.isnan(x)), "int8"))
-    return bb.normalize(relax.op.add(rank, bb.normalize(relax.op.add(is_nan, is_nan))))
+    """Return `ranks` of a tensor; of booleans, those of integers."""
+    x = bb.normalize(relax.op.astype(x, "int8")) if str(x.ty.dtype.dtype) == "bool" else x
+    return ranks(bb.normalize, x, axis, extreme)
 
 
 class ArgMax(onnx_frontend.ArgMax):
@@ -181,10 +171,6 @@ class ArgMin(ArgMax):
     extreme = staticmethod(relax.op.min)
 
 
-def _is_float(x: Any) -> bool:
-    return str(x.ty.dtype.dtype).startswith(("float", "bfloat"))
-
-
 def _nan_where(bb: Any, is_nan: Any, result: Any) -> Any:
     """Return a result with NaN where a mask says so."""
     result = bb.normalize(result)
@@ -198,7 +184,7 @@ def _extreme_of_all(reduction: Any) -> Any:
         def convert(_cls: Any, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
             x = inputs[0]
             result = getattr(reduction, version)(bb, inputs, attr, params)
-            if not _is_float(x) or result is x:
+            if not is_float(x) or result is x:
                 return result
             is_nan = bb.normalize(relax.op.astype(bb.normalize(relax.op.isnan(x)), "int8"))
             most = getattr(onnx_frontend.ReduceMax, version)(bb, [is_nan, *inputs[1:]], attr, params)
@@ -215,7 +201,7 @@ def _extreme_of_several(operator: Any) -> Any:
 
     def convert(_cls: Any, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
         result = operator._impl_v1(bb, inputs, attr, params)
-        if isinstance(result, ir.GenericConst) or not _is_float(inputs[0]):
+        if isinstance(result, ir.GenericConst) or not is_float(inputs[0]):
             return result
         either = lambda one, other: bb.normalize(relax.op.logical_or(one, other))  # noqa: E731
         return _nan_where(bb, reduce(either, [bb.normalize(relax.op.isnan(x)) for x in inputs]), result)

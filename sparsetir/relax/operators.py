@@ -313,6 +313,24 @@ def has_zero(sizes: Sequence[Any]) -> bool:
     return any(isinstance(size, (int, tirx.IntImm)) and int(size) == 0 for size in sizes)
 
 
+def is_float(x: Any) -> bool:
+    """Return whether the elements of a tensor are floating-point numbers."""
+    return str(x.ty.dtype.dtype).startswith(("float", "bfloat"))
+
+
+def ranks(emit: Callable[[Any], Any], x: Any, axis: int, extreme: Callable[..., Any]) -> Any:
+    """Return 2 for NaN, else 1 for the maximum or minimum along an axis and 0 for the rest, in int8.
+
+    TVM's own search for the place of a maximum begins with the smallest number there is, and gives -1 where no element
+    is larger; in these it finds the place.
+    """
+    rank = emit(relax.op.astype(emit(relax.op.equal(x, emit(extreme(x, [axis], True)))), "int8"))
+    if not is_float(x):
+        return rank
+    is_nan = emit(relax.op.astype(emit(relax.op.isnan(x)), "int8"))
+    return emit(relax.op.add(rank, emit(relax.op.add(is_nan, is_nan))))
+
+
 def reshape(value: Any, shape: Any) -> ir.Call:
     """Reshape a tensor; ``relax.op.reshape`` takes a size of zero for "as in the argument", and fails or is wrong."""
     sizes = shape.values if isinstance(shape, relax.ShapeExpr) else () if isinstance(shape, ir.Expr) else shape
@@ -501,7 +519,9 @@ __all__ = [
     "constant",
     "csr_constants",
     "has_zero",
+    "is_float",
     "operator_of",
+    "ranks",
     "register",
     "reshape",
     "shown",

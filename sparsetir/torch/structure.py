@@ -97,7 +97,7 @@ class ConstantCache:
         if entry.result is not None:
             return entry.result
         result = compute()
-        self.found[key] = entry._replace(result=result)
+        self.found[key] = _Entry(entry.owners, entry.versions, prints, result)
         return result
 
     def _put(self, key: Hashable, tensors: tuple[Tensor, ...], prints: list[list[Tensor]] | None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -107,7 +106,7 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 Layout = tuple[tuple[int, ...], np.dtype[Any]]  # shape and dtype
 LEAST_ROOM, MOST_ROOM = 1 << 17, 1 << 25  # bytes: what the C library keeps itself, and what is too much to keep
-MOST_LENT = 2  # sets of arrays of a pool that wait until nobody has them
+MOST_LENT = 2  # loans that a pool keeps track of
 
 
 def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -233,9 +232,11 @@ class BufferPool:
             views.append(loan.view(array.dtype)[:count])
         # Only by atomic steps: another thread may take an entry at any moment, and must not find it here again.
         self.lent.append((loans, tuple(arrays)))
-        with suppress(IndexError):
+        try:
             while len(self.lent) > MOST_LENT:
                 self.lent.pop(0)
+        except IndexError:  # another thread took the last one
+            pass
         return views
 
 

@@ -27,7 +27,7 @@ _locks: WeakSet[ForkLock] = WeakSet()
 
 
 class ForkLock:
-    """A reentrant lock that a forked process has anew: the thread that holds it may not be in that process."""
+    """A reentrant lock that is free in a forked child, where the thread that held it does not exist."""
 
     def __init__(self) -> None:
         self.renew()
@@ -85,6 +85,7 @@ else:
                 return self
             values = instance.__dict__
             if self.name not in values:
+                # Not `setdefault`: the function may have stored the value of a base class by ``super()``.
                 values[self.name] = self.function(instance)
             return values[self.name]
 

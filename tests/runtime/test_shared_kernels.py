@@ -289,7 +289,7 @@ def test_memory_that_another_thread_takes_while_some_is_lent_is_not_there_any_mo
             self.left -= 1
             return super().__iter__()
 
-    pool.lend(pool.take(count), count)  # and at once nobody has it
+    pool.lend(pool.take(count), count)  # released at once
     kept = pool.lend(Interrupted([np.empty(count, dtype) for dtype in pool.dtypes]), count)
     taken += [pool.take(count) for _ in range(3)]
     assert len({arrays[0].ctypes.data for arrays in (kept, *taken)}) == len(taken) + 1

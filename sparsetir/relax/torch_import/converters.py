@@ -14,7 +14,7 @@ from tvm import ir, relax, tirx
 from sparsetir.errors import LoweringError
 from sparsetir.relax import calls
 from sparsetir.relax.epilogues import same_size
-from sparsetir.relax.operators import reshape
+from sparsetir.relax.operators import is_float, ranks, reshape
 from sparsetir.relax.torch_import import graphs, quantized
 from sparsetir.relax.torch_import.operators import NAMESPACE, TORCH_OPERATORS
 from sparsetir.relax.training.layers import standardised
@@ -94,7 +94,7 @@ def _as_tensor(emit: Callable[[Any], Any], size: Any, dtype: str) -> Any:
 
 def _taken(emit: Callable[[Any], Any], x: Any, index: Any, axis: int) -> Any:
     """Take slices; a place that is out of range, where torch raises, gives NaN of floats, else the last slice."""
-    return emit(relax.op.take(x, index, axis, "nan" if _is_float(x) else "clip"))
+    return emit(relax.op.take(x, index, axis, "nan" if is_float(x) else "clip"))
 
 
 def _embedding(node: Any, importer: Any) -> Any:
@@ -332,21 +332,17 @@ def _quotient(name: str) -> Converter:
     """Return a converter of a quotient, which is a float, also of integers."""
 
     def convert(node: Any, importer: Any) -> Any:
-        if any(isinstance(v, relax.Expr) and not _is_float(v) for v in importer.retrieve_args(node)[:2]):
+        if any(isinstance(v, relax.Expr) and not is_float(v) for v in importer.retrieve_args(node)[:2]):
             return importer.block_builder.emit(relax.op.divide(*_operands(node, importer)))
         return importer.create_convert_map()[name](node)
 
     return convert
 
 
-def _is_float(x: Any) -> bool:
-    return _dtype(x).startswith(("float", "bfloat"))
-
-
 def _floor_divided(node: Any, importer: Any) -> Any:
     """Convert a quotient that is rounded down: of floats that of the exact remainder, where that is a number."""
     emit, (left, right) = importer.block_builder.emit, _operands(node, importer)
-    if not _is_float(left):
+    if not is_float(left):
         return emit(relax.op.floor_divide(left, right))
     const = lambda value: relax.const(value, _dtype(left))  # noqa: E731
     rest, is_moved = _exact_remainder(emit, left, right)
@@ -372,7 +368,7 @@ def _exact_remainder(emit: Callable[[Any], Any], left: Any, right: Any) -> tuple
 def _remainder(node: Any, importer: Any) -> Any:
     """Convert a remainder with the sign of the divisor; of floats TVM's is rounded more than once."""
     emit, (left, right) = importer.block_builder.emit, _operands(node, importer)
-    if not _is_float(left):
+    if not is_float(left):
         return emit(relax.op.floor_mod(left, right))
     rest, is_moved = _exact_remainder(emit, left, right)
     return emit(relax.op.where(is_moved, emit(relax.op.add(rest, right)), rest))
@@ -389,11 +385,11 @@ def _power(node: Any, importer: Any) -> Any:
     roots = {0.5: relax.op.sqrt, -0.5: relax.op.rsqrt}
     is_known = _dtype(x) == dtype
     x = _cast(emit, x, dtype)
-    if exponent in roots and _is_float(x) and dtype != "float16":  # of which torch computes the power
+    if exponent in roots and is_float(x) and dtype != "float16":  # of which torch computes the power
         return emit(roots[exponent](x))
     if is_known:
         return importer.create_convert_map()["pow.Tensor_Scalar"](node)
-    if _is_float(x):
+    if is_float(x):
         return emit(relax.op.power(x, relax.const(exponent, dtype)))
     wide = emit(relax.op.power(_cast(emit, x, "float64"), relax.const(float(exponent), "float64")))
     return _cast(emit, wide, dtype)
@@ -425,7 +421,7 @@ def _divided(node: Any, importer: Any) -> Any:
     emit, (left, right) = importer.block_builder.emit, _operands(node, importer)
     if node.kwargs.get("rounding_mode") == "floor":
         return _floor_divided(node, importer)
-    if node.kwargs.get("rounding_mode") is None or _is_float(left):
+    if node.kwargs.get("rounding_mode") is None or is_float(left):
         quotient = emit(relax.op.divide(left, right))
         return quotient if node.kwargs.get("rounding_mode") is None else emit(relax.op.trunc(quotient))
     rest = emit(relax.op.mod(left, right))  # with the sign of the dividend
@@ -440,7 +436,7 @@ def _kept_nan(name: str) -> Converter:
         if name.startswith("clamp") and _dtype(x) != _result_dtype(node):
             return _limited(node, importer)
         limited = importer.create_convert_map()[name](node)
-        if not _is_float(x) or not _is_float(limited):
+        if not is_float(x) or not is_float(limited):
             return limited
         return emit(relax.op.where(_is_nan(emit, x), x, limited))
 
@@ -465,7 +461,7 @@ def _chosen(emit: Callable[[Any], Any], choose: Callable[[Any, Any], Any], left:
     if _dtype(left) == "bool":
         return emit((relax.op.logical_or if choose is relax.op.maximum else relax.op.logical_and)(left, right))
     chosen = emit(choose(left, right))
-    if not _is_float(left):
+    if not is_float(left):
         return chosen
     chosen = emit(relax.op.where(_is_nan(emit, right), right, chosen))
     return emit(relax.op.where(_is_nan(emit, left), left, chosen))
@@ -509,7 +505,7 @@ def _with_nan(importer: Any, x: Any, reduce: Callable[..., Any], axes: list[int]
         result = _with_nan(importer, emit(relax.op.astype(x, WIDER[_dtype(x)])), reduce, axes, keepdim)
         return emit(relax.op.astype(result, _dtype(x)))
     result = emit(reduce(x, axes, bool(keepdim)))
-    if not _is_float(x):
+    if not is_float(x):
         return result
     is_nan = emit(relax.op.astype(emit(relax.op.isnan(x)), "int8"))
     has_nan = emit(relax.op.astype(emit(relax.op.max(is_nan, axes, bool(keepdim))), "bool"))
@@ -517,19 +513,10 @@ def _with_nan(importer: Any, x: Any, reduce: Callable[..., Any], axes: list[int]
 
 
 def _first_place(importer: Any, x: Any, reduce: Callable[..., Any], dim: int, keepdim: bool) -> Any:
-    """Return the first place of a maximum or minimum along a dimension, of NaN where there is one.
-
-    TVM's own search begins with the smallest number there is, and gives -1 where no element is larger.
-    """
+    """Return the first place of a maximum or minimum along a dimension, of NaN where there is one."""
     emit = importer.block_builder.emit
     x = emit(relax.op.astype(x, WIDER[_dtype(x)])) if _dtype(x) in WIDER else x
-    is_it = emit(relax.op.equal(x, emit(reduce(x, [dim], True))))
-    if _is_float(x):
-        is_nan = emit(relax.op.astype(emit(relax.op.isnan(x)), "int8"))
-        score = emit(relax.op.add(emit(relax.op.astype(is_it, "int8")), emit(relax.op.add(is_nan, is_nan))))
-    else:
-        score = emit(relax.op.astype(is_it, "int8"))
-    return emit(relax.op.argmax(score, dim, keepdim))
+    return emit(relax.op.argmax(ranks(emit, x, dim, reduce), dim, keepdim))
 
 
 def _place(reduce: Callable[..., Any]) -> Converter:
@@ -580,7 +567,7 @@ def _sort_keys(importer: Any, x: Any) -> Any:
     """
     emit = importer.block_builder.emit
     x = emit(relax.op.grad.no_grad(x))
-    if not _is_float(x):
+    if not is_float(x):
         return x if _dtype(x) in ("int32", "int64") else emit(relax.op.astype(x, "int64"))
     wide = emit(relax.op.astype(x, "float32")) if _dtype(x) in HALVES else x
     bits = 64 if _dtype(wide) == "float64" else 32
@@ -652,7 +639,7 @@ def _median_of(importer: Any, x: Any, dim: int, keepdim: bool) -> tuple[Any, Any
     if not isinstance(count, int):
         raise LoweringError("median: expected a dimension of a fixed length, got one that may change")
     value, place = _ranked(importer, x, (count - 1) // 2, dim, keepdim)
-    if not _is_float(x) or x.ty.ndim == 0:
+    if not is_float(x) or x.ty.ndim == 0:
         return value, place
     dim %= x.ty.ndim
     is_nan = emit(relax.op.astype(_is_nan(emit, x), "int8"))
