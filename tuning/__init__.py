@@ -3,11 +3,38 @@
 
 from __future__ import annotations
 
-from sparsetir.tuning.api import autotune, tune_sparse
-from sparsetir.tuning.many import TuneManyResult, TuneTask, tune_many
-from sparsetir.tuning.records import Database, Key, Record
-from sparsetir.tuning.report import TuneResult
-from sparsetir.tuning.space import Candidate
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparsetir.tuning.api import autotune, tune_sparse
+    from sparsetir.tuning.many import TuneManyResult, TuneTask, tune_many
+    from sparsetir.tuning.records import Database, Key, Record
+    from sparsetir.tuning.report import TuneResult
+    from sparsetir.tuning.space import Candidate
+
+# Names -> the modules that define them, imported at the first use of a name: kernels take the cost model from here,
+# and need no search.
+_LAZY = {
+    "Candidate": "sparsetir.tuning.space",
+    "Database": "sparsetir.tuning.records",
+    "Key": "sparsetir.tuning.records",
+    "Record": "sparsetir.tuning.records",
+    "TuneManyResult": "sparsetir.tuning.many",
+    "TuneResult": "sparsetir.tuning.report",
+    "TuneTask": "sparsetir.tuning.many",
+    "autotune": "sparsetir.tuning.api",
+    "tune_many": "sparsetir.tuning.many",
+    "tune_sparse": "sparsetir.tuning.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    where = _LAZY.get(name)
+    if where is None:
+        raise AttributeError(f"module 'sparsetir.tuning' has no attribute {name!r}")
+    return getattr(importlib.import_module(where), name)
+
 
 __all__ = [
     "Candidate",

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -36,11 +36,13 @@ from sparsetir.tuning import features
 from sparsetir.tuning.features import Operands, WorkloadEncoding
 from sparsetir.tuning.model import CostModel, pretrained, prior_for, rates_known
 from sparsetir.tuning.space import Candidate, Space
-from sparsetir.tuning.train.evaluate import Ranking
 from sparsetir.tuning.variants import own_storage
 from sparsetir.tuning.work import USUAL, Work
 from sparsetir.utils.memory import fits
 from sparsetir.utils.threads import get_num_threads
+
+if TYPE_CHECKING:
+    from sparsetir.tuning.train.evaluate import Ranking
 
 # Expected speedup of one kernel over the untuned one, its bounds, and the features that decide it.
 

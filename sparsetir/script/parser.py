@@ -7,6 +7,7 @@ import __future__
 import ast
 import contextlib
 import inspect
+import linecache
 import os
 import stat
 import sys
@@ -298,12 +299,15 @@ def _parse(source: TextSource, annotations: dict[str, Any], names: dict[str, Any
 def frames_above(frame: FrameType | None) -> list[inspect.FrameInfo]:
     """Return a frame and those above it in the form of TVM's parser, which reads the line of the third.
 
-    `inspect.stack` reads a line of each, which takes longer than parsing where there are many.
+    `inspect.stack` reads a line of each, and looks for the module of each among all, which takes longer than parsing.
     """
     frames: list[inspect.FrameInfo] = []
     while frame is not None:
-        lines = inspect.getframeinfo(frame, 1).code_context if len(frames) == 2 else None
-        code = frame.f_code
+        code, lines = frame.f_code, None
+        if len(frames) == 2:
+            linecache.checkcache(code.co_filename)
+            line = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals)
+            lines = [line] if line else None
         frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, lines, 0))
         frame = frame.f_back
     return frames
