@@ -229,8 +229,8 @@ class Operators:
         return np.minimum(self, operand)
 
     def conj(self) -> Any:
-        """Return the complex conjugate of each element."""
-        return functions().mapped(np.conjugate, self)
+        """Return the complex conjugate of each element, of the same dtype, where numpy's function has int8 of bool."""
+        return functions().mapped(np.conjugate, self).astype(self.dtype)
 
     @property
     def real(self) -> Any:

@@ -34,6 +34,7 @@ from sparsetir.interop.levels import (
 from sparsetir.interop.sources import (
     CooTensor,
     Source,
+    advice_for_matrix,
     array_of_numbers,
     check_detached,
     check_numbers,
@@ -56,6 +57,7 @@ __all__ = [
     "Source",
     "StoredArgument",
     "Validator",
+    "advice_for_matrix",
     "aligned_contiguous",
     "are_ascending",
     "array_of_numbers",

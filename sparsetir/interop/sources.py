@@ -288,6 +288,14 @@ def is_sparse(value: Any) -> bool:
     return isinstance(getattr(value, "coords", None), (np.ndarray, tuple)) and _listed_values(value) is not None
 
 
+def advice_for_matrix(value: Any) -> str:
+    """Return what an error says about an argument that should have been a sparse matrix."""
+    kind = type(value).__name__
+    if is_sparse(value) or hasattr(value, "as_source"):
+        return f"found {kind} of shape {tuple(value.shape)}; operators (A + B) and sparsetir.einsum take any order"
+    return f"pass a scipy matrix or a torch tensor with a sparse layout; found {kind}"
+
+
 def _listed_values(value: Any) -> Array | None:
     """Return the values of an object with coords and shape, if they are an attribute."""
     values = getattr(value, "values", None)

@@ -613,8 +613,7 @@ class _Operands(dict[str, Any]):
 def _rows(value: Any, name: str, function: str) -> Any:
     """Convert an operand to compressed rows."""
     if not (interop.is_sparse(value) or isinstance(value, SparseTensor)) or len(value.shape) != 2:
-        advice = "pass a scipy matrix or a torch tensor with a sparse layout"
-        raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {advice}; found {type(value).__name__}")
+        raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {interop.advice_for_matrix(value)}")
     if interop.is_torch(value):
         interop.check_detached(value, name, function)
     elif not interop.holds_numbers(value):  # scipy cannot convert what is no number to rows

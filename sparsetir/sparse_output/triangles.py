@@ -72,8 +72,7 @@ def triangles(A: Any) -> int:
 def _rows(A: Any) -> Any:
     """Convert the matrix to compressed rows."""
     if not (interop.is_sparse(A) or isinstance(A, SparseTensor)) or len(A.shape) != 2:
-        advice = "pass a scipy matrix or a torch tensor with a sparse layout"
-        raise ArgumentTypeError(f"triangles takes a sparse matrix: {advice}; found {type(A).__name__}")
+        raise ArgumentTypeError(f"triangles takes a sparse matrix: {interop.advice_for_matrix(A)}")
     if A.shape[0] != A.shape[1]:
         raise ArgumentError(f"triangles takes the square matrix of a graph, found shape {tuple(A.shape)}")
     if interop.is_torch(A):

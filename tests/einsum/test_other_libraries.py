@@ -110,6 +110,7 @@ def test_methods_by_the_names_of_scipy() -> None:
     np.testing.assert_array_equal(dense(real.maximum(other)), np.maximum(A.real, B.real))
     np.testing.assert_array_equal(dense(real.minimum(other)), np.minimum(A.real, B.real))
     np.testing.assert_array_equal(real.rmatvec(B[0].real), A.real.T @ B[0].real)
+    assert SparseTensor.from_dense(np.eye(2, dtype=bool)).conj().dtype == bool
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])

@@ -708,6 +708,9 @@ def test_dense_operands_that_do_not_fit() -> None:
         sparsetir.multiply(A, np.ones((1, 4, 3)))
     with pytest.raises(ArgumentTypeError, match=r"A of matmul is a sparse matrix"):
         sparsetir.matmul(np.ones((2, 2)), np.ones((2, 2)))
+    S = sparsetir.SparseTensor.from_dense(np.ones((2, 2, 2)))
+    with pytest.raises(ArgumentTypeError, match=r"found SparseTensor of shape .*; operators .* take any order"):
+        sparsetir.add(S, S)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "bool"])
