@@ -147,6 +147,25 @@ class ContractionNest:
             by_letter[letter] = Loop(letter)
         return (*by_letter.values(), *(Loop(letter, assembled=True) for letter in self.made))
 
+    @cached_property
+    def in_vectors(self) -> ContractionNest:
+        """The contraction with vectors over the letters of dense operands where it adds to stored coordinates.
+
+        A dense result that is added to at coordinates of sparse operands has the letters of dense operands alone last,
+        and so have these operands: then each stored entry adds one contiguous vector to another. Otherwise an element
+        of each of many rows is added to, from another row each.
+        """
+        places = {loop.letter for loop in self.loops if loop.owner is not None}
+        sparse = {letter for operand in self.operands if operand.layout is not None for letter in operand.letters}
+        alone = "".join(letter for letter in self.output if letter not in sparse)
+        if self.pattern is not None or self.assembled or not alone or not places & set(self.output):
+            return self
+        operands = tuple(
+            replace(operand, letters=_last(operand.letters, alone)) if operand.layout is None else operand
+            for operand in self.operands
+        )
+        return replace(self, operands=operands, output=_last(self.output, alone))
+
     def _met(self, letter: str, by_letter: dict[str, Loop]) -> Loop:
         """Return the loop over the coordinates that all sparse operands with a letter store."""
         levels = []
@@ -197,6 +216,11 @@ class ContractionNest:
             return False  # an element of a diagonal is searched in its row
         root = operand.path[0] if operand.layout.levels[0].kind == "dense" else ""
         return all(letter in owned or letter == root for letter in operand.path)
+
+
+def _last(letters: str, moved: str) -> str:
+    """Return the letters in their order, but those that are moved at the end."""
+    return "".join(c for c in letters if c not in moved) + "".join(c for c in moved if c in letters)
 
 
 # Text of the stage-I program of one contraction, in the form of hand-written programs.

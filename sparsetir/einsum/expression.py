@@ -41,6 +41,7 @@ from sparsetir.einsum.steps import (
     FlatStep,
     KernelStep,
     MaskedStep,
+    ReorderingKernel,
     array_dtype,
     cast,
     classed,
@@ -407,7 +408,7 @@ class Expression:
     def door(self) -> Door | None:
         """Return the kernel of an expression that is one kernel with a dense result; None for others."""
         step = self.steps[0]
-        if not self.is_plain or type(step) is not KernelStep or not isinstance(step.kernel, Kernel):
+        if not self.is_plain or type(step) is not KernelStep or not isinstance(step.compiled, Kernel):
             return None
         nest = step.nest
         takes = all(o.layout is not None or o.letters for o in nest.operands)  # numbers are passed as arrays
@@ -511,6 +512,7 @@ class Expression:
                 called, arguments = step.called(members)
                 limit = budget / len(kernels)
                 func = called.program.func
+                arguments = called.reordered(arguments)
                 result = tune_sparse(func, arguments, max_seconds=limit, database=database, progress=False)
                 called.tuned = result.kernel
             computed.append(step(members))
@@ -633,7 +635,7 @@ _IS_ONE = (1).__eq__  # whether a dimension may broadcast
 class Door(NamedTuple):
     """A kernel, and the names of its arguments in the order of the operands."""
 
-    kernel: Kernel
+    kernel: Kernel | ReorderingKernel
     names: tuple[str, ...]
 
 
@@ -654,6 +656,9 @@ def classify(operands: Sequence[Any]) -> tuple[tuple[Any, ...], Sequence[Any]] |
             raw = [*raw[:at], value, *raw[at + 1 :]]
             kind = type(value)
             kinds.append(SparseTensor)
+        elif kind is np.memmap:
+            value, kind = operand.view(np.ndarray), np.ndarray
+            raw = [*raw[:at], value, *raw[at + 1 :]]
         if kind is np.ndarray:
             shape = value.shape
             kinds.append(value.dtype)

@@ -143,8 +143,9 @@ class KernelStep(EvaluationStep):
 
     Attributes
     ----------
-    written, nest : ContractionNest
-        As in the expression, and with canonical letters: all contractions of the same form share a kernel.
+    asked, written, nest : ContractionNest
+        As in the expression; with dense operands in the order of the program; and that with canonical letters: all
+        contractions of the same form share a kernel.
     tuned : Kernel, optional
         The kernel that a search chose.
     """
@@ -152,8 +153,8 @@ class KernelStep(EvaluationStep):
     tuned: Any = None
 
     def __init__(self, members: tuple[int, ...], nest: ContractionNest, name: str = "einsum") -> None:
-        self.members, self.written, self.name = members, nest, name
-        self.nest = renamed(nest)
+        self.members, self.asked, self.written, self.name = members, nest, nest.in_vectors, name
+        self.nest = renamed(self.written)
         self.layouts = [operand.layout for operand in nest.operands]
         source = nest.operands[nest.pattern] if nest.pattern is not None else None
         self.is_prefix = source is not None and len(nest.output) < len(source.letters)
@@ -164,7 +165,33 @@ class KernelStep(EvaluationStep):
 
     @property
     def kernel(self) -> Any:
+        """What is called with the operands as they are."""
+        return (
+            self.compiled if self.written is self.asked else ReorderingKernel(self.compiled, self._orders, self._back)
+        )
+
+    @property
+    def compiled(self) -> Any:
+        """The kernel of the program."""
         return self._baseline if self.tuned is None else self.tuned
+
+    @cached_property
+    def _orders(self) -> dict[str, tuple[int, ...]]:
+        """The order of dimensions in which the program takes operands, where that is another one."""
+        letters = zip(self.program.buffers, self.asked.operands, self.written.operands, strict=True)
+        return {
+            name: tuple(asked.letters.index(c) for c in written.letters)
+            for name, asked, written in letters
+            if asked.letters != written.letters
+        }
+
+    @cached_property
+    def _back(self) -> tuple[int, ...]:
+        return tuple(self.written.output.index(c) for c in self.asked.output)
+
+    def reordered(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the compiled kernel."""
+        return _reordered(arguments, self._orders)
 
     @cached_property
     def _baseline(self) -> Any:
@@ -230,7 +257,7 @@ class KernelStep(EvaluationStep):
         """
         if self.nest.idtype == "int64" or self.tuned is not None:
             raise
-        return KernelStep(self.members, replace(self.written, idtype="int64"), self.name)(values)
+        return KernelStep(self.members, replace(self.asked, idtype="int64"), self.name)(values)
 
     def _as_trees(self, values: Sequence[Any]) -> Sequence[Any]:
         """Convert operands to tensors if a layout requires their arrays."""
@@ -299,6 +326,32 @@ class KernelStep(EvaluationStep):
         if operand.given:
             value = diagonal(value, operand.given, operand.letters)
         return tree_of(value, layout, layout.order if self.nest.assembled else ())
+
+
+class ReorderingKernel:
+    """A kernel that takes dense operands, and returns its result, with dimensions in another order than its program.
+
+    Parameters
+    ----------
+    kernel : Kernel or BoundKernel
+    orders : mapping of str to tuple of int
+        The dimensions of an operand in the order of the program.
+    back : tuple of int
+        The dimensions of the program's result in the order of the one that is returned, which is a view.
+    """
+
+    def __init__(self, kernel: Any, orders: Mapping[str, Sequence[int]], back: Sequence[int]) -> None:
+        self.kernel, self.orders, self.back = kernel, orders, back
+
+    def __call__(self, **arguments: Any) -> Any:
+        return transposed(self.kernel(**_reordered(arguments, self.orders)), self.back)
+
+    def bind(self, **fixed: Any) -> ReorderingKernel:
+        return ReorderingKernel(self.kernel.bind(**_reordered(fixed, self.orders)), self.orders, self.back)
+
+
+def _reordered(arguments: Mapping[str, Any], orders: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    return {name: transposed(value, orders[name]) if name in orders else value for name, value in arguments.items()}
 
 
 LETTERS = "ijklmnopqrstuvwxyzabcdefgh"

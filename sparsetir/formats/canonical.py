@@ -230,7 +230,7 @@ def _like(value: Any, coords: Sequence[np.ndarray], shape: tuple[int, ...]) -> A
     if is_torch(value):
         torch = importlib.import_module("torch")
         index = np.stack([c.astype(np.int64) for c in coords])
-        return torch.sparse_coo_tensor(to_torch(index), to_torch(values), shape)
+        return torch.sparse_coo_tensor(to_torch(index), to_torch(values), shape, check_invariants=False)
     if isinstance(value, SparseTensor):
         return SparseTensor.from_coo(np.stack(coords), values, shape)
     if not sp.issparse(value):

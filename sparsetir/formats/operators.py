@@ -229,8 +229,8 @@ class Operators:
         return np.minimum(self, operand)
 
     def conj(self) -> Any:
-        """Return the complex conjugate of each element, of the same dtype, where numpy's function has int8 of bool."""
-        return functions().mapped(np.conjugate, self).astype(self.dtype)
+        """Return the complex conjugate of each element."""
+        return functions().mapped(np.ndarray.conj, self)  # numpy's function makes int8 of bool
 
     @property
     def real(self) -> Any:

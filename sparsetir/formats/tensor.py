@@ -155,13 +155,16 @@ def _same_layout(tensor: SparseTensor, copy: bool) -> Any:
     return make((values, piece.arrays["indices"], piece.arrays["indptr"]), shape=tensor.shape, copy=copy)
 
 
+UNCHECKED = {"check_invariants": False}  # said by name, because torch warns where it is not
+
+
 def to_torch(tensor: SparseTensor) -> Any:
     """Return the tensor as a torch sparse tensor."""
     torch = importlib.import_module("torch")
     if tensor.ndim != 2 or tensor.format.name == "coo":
         coords = np.stack([c.astype(np.int64) for c in tensor.coords])
         values = as_torch(tensor.values.copy())
-        return torch.sparse_coo_tensor(as_torch(coords), values, tensor.shape, is_coalesced=True)
+        return torch.sparse_coo_tensor(as_torch(coords), values, tensor.shape, is_coalesced=True, **UNCHECKED)
     own_format = tensor.format.name
     is_same = own_format in ("csr", "csc") or (own_format == "bsr" and not _sticks_out(tensor))
     tensor = tensor if is_same else tensor.convert("csr")
@@ -171,7 +174,7 @@ def to_torch(tensor: SparseTensor) -> Any:
         values = values.reshape(-1, tensor.format.parameters["r"], tensor.format.parameters["c"])
     indptr, indices, values = (as_torch(a.copy()) for a in (piece.arrays["indptr"], piece.arrays["indices"], values))
     layout = getattr(torch, f"sparse_{name}")
-    return torch.sparse_compressed_tensor(indptr, indices, values, size=tensor.shape, layout=layout)
+    return torch.sparse_compressed_tensor(indptr, indices, values, size=tensor.shape, layout=layout, **UNCHECKED)
 
 
 # `SparseTensor`: a sparse tensor of any order, held in a format.

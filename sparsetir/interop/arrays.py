@@ -236,6 +236,18 @@ def writable_alias(array: Array) -> Array:
     return array if array.flags.writeable else np.asarray(_Alias(array)).view(array.dtype)
 
 
+def passable(array: Any) -> Array | None:
+    """Return an array over the same memory that compiled functions take; None where its elements must be copied.
+
+    For arguments that are read: those that are read-only, or mapped from a file, come as plain writable arrays.
+    """
+    if type(array) is np.memmap:
+        array = array.view(np.ndarray)
+    if type(array) is not np.ndarray or not (array.flags.c_contiguous and array.flags.aligned):
+        return None
+    return writable_alias(array)
+
+
 class _Alias:
     def __init__(self, array: Array) -> None:
         self.owner = array

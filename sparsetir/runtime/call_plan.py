@@ -119,14 +119,18 @@ def make_call_key(arguments: Values) -> CallKey | None:
     dims: list[int] = []
     values = arguments
     for name, value in arguments.items():
-        kind, mark = type(value), None
+        kind, mark = type(value), ""
         if kind.__name__ == "Tensor" and kind.__module__ == "torch":
             value = _from_torch(value)
             values = {**values, name: value}
             kind, mark = type(value), "torch"
+        if kind is np.memmap:
+            value, kind = value.view(np.ndarray), np.ndarray
+            values = {**values, name: value}
         if kind is np.ndarray:
             if not value.flags.carray:  # contiguous, aligned and writeable
-                return None
+                value, mark = _in_reach(value), f"{mark} out of reach"
+                values = {**values, name: value}
             key.append((name, value.ndim, value.dtype, mark))
             dims += value.shape
         elif kind is int or kind is SizeOf:
@@ -135,9 +139,32 @@ def make_call_key(arguments: Values) -> CallKey | None:
         else:
             entry = _look_at_matrix(value, dims)
             if entry is None:
-                return None
+                value = _matrix_in_reach(value)
+                entry = None if value is None else _look_at_matrix(value, dims)
+                if entry is None:
+                    return None
+                values, mark = {**values, name: value}, f"{mark} out of reach"
             key.append((name, mark, *entry))
     return CallKey(tuple(key), tuple(dims), values)
+
+
+def _in_reach(array: ndarray) -> ndarray:
+    """Return an array that compiled functions take, with the same elements: the memory itself if it has their order.
+
+    What is written to a copy is lost, and what is read-only must not be written: the long way refuses such arguments,
+    or copies back, so that there is no plan for them.
+    """
+    return interop.writable_alias(interop.aligned_contiguous(array)[0])
+
+
+def _matrix_in_reach(value: Any) -> Any:
+    """Return a compressed matrix around what `_in_reach` returns for its arrays; None of other objects."""
+    if type(value) not in _FORMATS or not all(
+        isinstance(a, ndarray) for a in (value.data, value.indptr, value.indices)
+    ):
+        return None
+    indptr, indices, data = (_in_reach(array.view(ndarray)) for array in (value.indptr, value.indices, value.data))
+    return interop.compressed_of(type(value), indptr, indices, data, value.shape)
 
 
 def _from_torch(tensor: Any) -> Any:

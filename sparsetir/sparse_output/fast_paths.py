@@ -57,9 +57,13 @@ class MatrixParams:
         """Return values, row pointers and column indices of a matrix that fills the buffer as it is, or None."""
         if type(value) not in ROWS:
             return None
-        arrays = value.data, value.indptr, value.indices
+        arrays: Any = value.data, value.indptr, value.indices
         for array, dtype in zip(arrays, self.dtypes, strict=True):
-            if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != 1 or not array.flags.carray:
+            if array.dtype != dtype or array.ndim != 1:
+                return None
+        if not all(type(array) is np.ndarray and array.flags.carray for array in arrays):
+            arrays = tuple(map(interop.passable, arrays))
+            if any(array is None for array in arrays):
                 return None
         shape, count = value.shape, len(arrays[0])
         if len(shape) != 2 or len(arrays[2]) != count or max(*shape, count) > LARGEST_INT32:
@@ -388,10 +392,12 @@ class OperandParams:
         for at, dtype, array, length in zip(self.places, self.dtypes, arrays, lengths, strict=True):
             if at is None:
                 continue
-            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != (length,):
+            if array.dtype != dtype or array.shape != (length,):
                 return -1
-            if not array.flags.carray:
-                return -1
+            if type(array) is not np.ndarray or not array.flags.carray:
+                array = interop.passable(array)
+                if array is None:
+                    return -1
             params[at] = array
         for name, size in zip(self.sizes, (rows, columns, count), strict=True):
             if sizes.setdefault(name, size) != size:

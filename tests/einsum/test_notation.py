@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import cache, reduce
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import sparsetir
 import torch
-from each import examples
+from each import examples, on
 from sparsetir import CooTensor, SparseTensor, einsum, einsum_expression
 from sparsetir.einsum import expression, subscripts
 from sparsetir.einsum.planning import Value, contractions, joins, statistics
@@ -333,6 +334,42 @@ def test_script_and_explain() -> None:
     np.testing.assert_allclose(found.toarray(), 4 * A.toarray())
     for line in ("I = T.dense_fixed(n_i)", 'with T.sp_iter([I, J, K], "SSR", "einsum") as [i, j, k]:'):
         assert line in step.script()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", ["r", "c", "l", "t"])
+@pytest.mark.parametrize("sparse", ["ab", "abc"])
+def test_letters_of_operands_and_results_in_any_order(sparse: str, kind: str) -> None:
+    """Where stored coordinates are added to, the program has the letters of dense operands last."""
+    if kind in "rc" and sparse != "ab":
+        return
+    S = drawn(sparse, 1)
+    for dense_letters, output in product(permutations(sparse[0] + "de"), permutations(sparse[1:] + "de")):
+        text = f"{sparse},{''.join(dense_letters)}->{''.join(output)}"
+        D = drawn("".join(dense_letters), 2, 1.0)
+        with on(text):
+            step = einsum_expression(text, stored(S, kind), D)
+            expected = np.einsum(text, S, D)
+            for _ in range(2):
+                np.testing.assert_allclose(step(stored(S, kind), D), expected, atol=1e-12)
+            np.testing.assert_allclose(step.bind(stored(S, kind))(D), expected, atol=1e-12)
+            np.testing.assert_allclose(step.bind(None, D)(stored(S, kind)), expected, atol=1e-12)
+            tensor = einsum(text, stored(S, kind), torch.from_numpy(D))
+            assert isinstance(tensor, torch.Tensor)
+            np.testing.assert_allclose(tensor.numpy(), expected, atol=1e-12)
+
+
+def test_columns_of_a_product_are_added_up_in_vectors() -> None:
+    A, X = matrix("float32"), np.random.default_rng(0).random((3, 6), "float32")
+    for text, turned in [("ij,jk->ik", "(K_dense, I)"), ("jk,ij->ki", "(K_dense, I)"), ("ij,jk->ki", "(K_dense, I)")]:
+        operands = (A, X) if text.startswith("jk") else (X, A)
+        step = einsum_expression(text, *operands)
+        assert f"c, {turned}" in step.script()
+        expected = np.einsum(text, *[dense(o) for o in operands])
+        np.testing.assert_allclose(step(*operands), expected, rtol=1e-5)
+    tuned = step.tune(*operands, seconds=0.2)
+    np.testing.assert_allclose(tuned(*operands), expected, rtol=1e-5)
+    assert "c, (I, K)" in einsum_expression("ij,jk->ik", A, (5, 3)).script()  # rows of sums
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import tracemalloc
+import warnings
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -331,6 +332,21 @@ def test_torch_tensors_of_any_layout_and_dtype(layout, dtype, name, parameters):
     assert torch.equal(back.to_dense(), dense)
     assert torch.equal(tensor.to_torch().to_dense(), dense)
     np.testing.assert_array_equal(tensor.to_dense().astype("float32"), dense.to(torch.float32).numpy())
+
+
+@pytest.mark.parametrize("name", ["csr", "bsr", "coo"])
+def test_tensors_of_torch_are_made_without_its_warning_of_checks(name):
+    torch = pytest.importorskip("torch")
+    tensor = SparseTensor.from_dense(small(), name)
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            made = tensor.to_torch()
+    finally:
+        torch.set_warn_always(False)
+    assert not [w for w in caught if "invariant" in str(w.message)]
+    np.testing.assert_array_equal(made.to_dense(), small())
 
 
 def test_an_uncoalesced_torch_tensor_keeps_its_entries_apart():

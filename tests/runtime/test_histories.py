@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import sparsetir
+import torch
 from fuzzing.histories import ADD, MAKERS, History, run
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 
@@ -233,6 +237,58 @@ def laid_out_as(layout: str, array: np.ndarray) -> np.ndarray:
     made[...] = array
     made.flags.writeable = layout != "read-only"
     return made
+
+
+@pytest.mark.parametrize("layout", ["read-only", "unaligned", "strided", "in columns", "mapped", "torch"])
+def test_operands_of_any_layout_take_the_short_way(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    A, B = csr([0, 2, 1]), np.arange(6, dtype=np.float32).reshape(3, 2)
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+
+    def laid_out(B: np.ndarray) -> Any:
+        if layout in ("in columns", "torch"):
+            return np.asfortranarray(B) if layout == "in columns" else torch.from_numpy(np.asfortranarray(B))
+        if layout == "mapped":
+            B.tofile(tmp_path / "B")
+            return np.memmap(tmp_path / "B", B.dtype, "r", shape=B.shape)
+        return (
+            np.repeat(B, 2, axis=1)[:, ::2] if layout == "strided" else laid_out_as(layout, B.reshape(-1)).reshape(3, 2)
+        )
+
+    others = {"A": A}
+    if layout != "torch":
+        others = {"A": sp.csr_array((A.data, A.indices, A.indptr), shape=A.shape)}
+        others["A"].data, others["A"].indptr, others["A"].indices = (
+            laid_out_as("unaligned" if layout == "unaligned" else "read-only", a) for a in (A.data, A.indptr, A.indices)
+        )
+    bound = kernel.bind(A=A)
+    calls = [kernel, lambda B: kernel(**others, B=B), bound]
+    calls[0] = lambda B: kernel(A=A, B=B)
+    for call in calls:
+        call(B=laid_out(B))
+    monkeypatch.setattr(type(kernel), "prepare", lambda *_: pytest.fail("the long way"))
+    for factor in (1, 2):
+        for call in calls:
+            np.testing.assert_array_equal(np.asarray(call(B=laid_out(factor * B))), A.toarray() @ (factor * B))
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_results_are_written_in_any_layout(is_bound: bool) -> None:
+    A, B = csr([0, 2, 1]), np.eye(3, dtype=np.float32)
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    call = kernel.bind(A=A) if is_bound else partial(kernel, A=A)
+    for out in (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4", order="F"), np.zeros((2, 6), "f4")[:, ::2]) * 2:
+        for operand in (B, np.asfortranarray(B), np.repeat(B, 2, axis=1)[:, ::2]) * 2:
+            out[...] = 9
+            assert call(B=operand, C=out) is out
+            np.testing.assert_array_equal(out, A.toarray())
+    frozen = np.zeros((2, 3), "f4")
+    frozen.flags.writeable = False
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="read-only"):
+            call(B=B, C=frozen)
+    assert not frozen.any()
 
 
 @pytest.mark.slow
