@@ -153,11 +153,13 @@ class ContractionNest:
 
         A dense result that is added to at coordinates of sparse operands has the letters of dense operands alone last,
         and so have these operands: then each stored entry adds one contiguous vector to another. Otherwise an element
-        of each of many rows is added to, from another row each.
+        of each of many rows is added to, from another row each. Where the result has no such letters, those that are
+        summed come last in the operands.
         """
         places = {loop.letter for loop in self.loops if loop.owner is not None}
         sparse = {letter for operand in self.operands if operand.layout is not None for letter in operand.letters}
         alone = "".join(letter for letter in self.output if letter not in sparse)
+        alone = alone or "".join(letter for letter in self.letters if letter not in sparse)
         if self.pattern is not None or self.assembled or not alone or not places & set(self.output):
             return self
         operands = tuple(

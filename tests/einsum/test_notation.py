@@ -369,6 +369,9 @@ def test_columns_of_a_product_are_added_up_in_vectors() -> None:
         np.testing.assert_allclose(step(*operands), expected, rtol=1e-5)
     tuned = step.tune(*operands, seconds=0.2)
     np.testing.assert_allclose(tuned(*operands), expected, rtol=1e-5)
+    step = einsum_expression("ij,jk->k", X, A)
+    assert "a, (J, I)" in step.script()  # summed
+    np.testing.assert_allclose(step(X, A), np.einsum("ij,jk->k", X, A.toarray()), rtol=1e-5)
     assert "c, (I, K)" in einsum_expression("ij,jk->ik", A, (5, 3)).script()  # rows of sums
 
 
