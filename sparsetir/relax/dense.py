@@ -247,7 +247,7 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
         except (s_tir.ScheduleError, InternalError):
             continue
         sch = trial
-    return in_arithmetic(sch.mod["main"]).with_attr("tirx.is_scheduled", True)
+    return in_arithmetic(with_compared_bools(sch.mod["main"])).with_attr("tirx.is_scheduled", True)
 
 
 def _functions(block: s_tir.SBlock) -> list[ir.Call]:
@@ -405,6 +405,19 @@ def _of_maximum(node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
     if not isinstance(value, tirx.Max) or not _is_float(value) or not same(value.a, element):
         return inner
     return tirx.BufferStore(node.buffer, tirx.Select(tirx.isnan(element), element, value), node.indices)
+
+
+def with_compared_bools(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Compare loaded bools with zero where they are operands: a vector of them has bytes, one of comparisons has bits."""
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        inner = mutator.default_mutate(load)
+        return inner if str(inner.ty.dtype) != "bool" else inner.astype("int8") != tirx.const(0, "int8")
+
+    def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+        return store if isinstance(store.value, ir.TensorLoad) else mutator.default_mutate(store)
+
+    return with_body(func, structural_mutate(func.body, [(ir.TensorLoad, on_load), (tirx.BufferStore, on_store)]))
 
 
 def in_arithmetic(func: tirx.PrimFunc) -> tirx.PrimFunc:

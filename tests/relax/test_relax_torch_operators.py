@@ -235,6 +235,24 @@ GROUPS: dict[str, tuple[list[Callable[..., Any]], tuple[Any, ...]]] = {
         ],
         (X,),
     ),
+    "masks": (  # read and compared in vectors
+        [
+            lambda m, x: m & (x > 0),
+            lambda m, x: m[None, 0] | (x > 0) | ~m,
+            lambda m, x: (m ^ (x > 1)) & m,
+            lambda m, x: torch.where(m & (x > 0), x, 2 * x),
+            lambda m, x: torch.where(~m, x, m * x),
+            lambda m, x: m == (x > 0),
+            lambda m, x: (m != m.T) & (x < 1),
+            lambda m, x: m.clone(),
+            lambda m, x: (m & (x > 0)).sum(-1),
+            lambda m, x: x.masked_fill(m | (x < -1), 0.5) + m,
+            lambda m, x: F.scaled_dot_product_attention(x, x, x, attn_mask=m & (x > -2)),
+            lambda m, x: F.scaled_dot_product_attention(*3 * (x.reshape(1, 2, 64, 128),), is_causal=True),
+            lambda m, x: F.scaled_dot_product_attention(x, 2 * x, x, attn_mask=m),
+        ],
+        (drawn(128, 128, seed=5) > -1, drawn(128, 128, seed=6)),
+    ),
     "NaN": (
         [
             lambda x: x.clamp(0, 1),
