@@ -170,6 +170,8 @@ class _Operator(linalg.LinearOperator):
 
     def _product(self, text: str, x: Any) -> Any:
         x = np.ascontiguousarray(x)
+        if not x.dtype.isnative:
+            x = x.astype(x.dtype.newbyteorder("="))
         if x.dtype.kind == "c" and self.dtype.kind != "c":
             return self._product(text, x.real) + 1j * self._product(text, x.imag)
         if x.dtype != self.dtype:
@@ -223,10 +225,10 @@ class _Operator(linalg.LinearOperator):
         return convert
 
     def _matvec(self, x: Any) -> Any:
-        return self._product("ij,j->i", x.reshape(-1))
+        return self._product("ij,j->i", np.asarray(x).reshape(-1))
 
     def _rmatvec(self, x: Any) -> Any:
-        return self._product("ij,i->j", x.reshape(-1))
+        return self._product("ij,i->j", np.asarray(x).reshape(-1))
 
     def _matmat(self, X: Any) -> Any:
         return self._product("ij,jk->ik", X)

@@ -12,10 +12,12 @@ from string import ascii_lowercase as LETTERS
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import scipy.sparse as sp
 
 from sparsetir.einsum import operators
 from sparsetir.einsum.expression import einsum
 from sparsetir.einsum.operators import (
+    as_scipy_has_it,
     as_tensor,
     astype,
     by_parts,
@@ -158,6 +160,92 @@ def _clipped(tensor: Any, a_min: Any = None, a_max: Any = None, **ends: Any) -> 
     return mapped(lambda values: np.clip(values, low, high), tensor)
 
 
+def _axis_of(axis: Any, dims: int) -> int:
+    if not is_integer(axis):
+        raise ArgumentTypeError(f"axis: expected an integer, got {shown(axis)}. Pass 0 or 1.")
+    if not -dims <= axis < dims:
+        raise ArgumentError(f"axis: expected one of {dims} dimensions, got {axis}. The first one is 0.")
+    return int(axis) % dims
+
+
+def _axes_of(axes: Any, dims: int) -> list[int]:
+    return [_axis_of(axis, dims) for axis in (axes if isinstance(axes, (tuple, list)) else (axes,))]
+
+
+def _moved(tensor: Any, source: Any, destination: Any) -> Any:
+    """``numpy.moveaxis``."""
+    taken, places = _axes_of(source, tensor.ndim), _axes_of(destination, tensor.ndim)
+    if len(taken) != len(places):
+        raise ArgumentError(f"destination: expected {len(taken)} axes, as in source, got {len(places)}.")
+    order = [d for d in range(tensor.ndim) if d not in taken]
+    for place, axis in sorted(zip(places, taken, strict=True)):
+        order.insert(place, axis)
+    return tensor.transpose(*order)
+
+
+def _swapped(tensor: Any, axis1: Any, axis2: Any) -> Any:
+    """``numpy.swapaxes``."""
+    order = list(range(tensor.ndim))
+    first, second = _axis_of(axis1, tensor.ndim), _axis_of(axis2, tensor.ndim)
+    order[first], order[second] = second, first
+    return tensor.transpose(*order)
+
+
+def _squeezed(tensor: Any, axis: Any = None) -> Any:
+    """``numpy.squeeze``."""
+    gone = [d for d, n in enumerate(tensor.shape) if n == 1] if axis is None else _axes_of(axis, tensor.ndim)
+    if any(tensor.shape[d] != 1 for d in gone):
+        raise ArgumentError(f"axis: expected dimensions of extent 1, got {axis} of the shape {tensor.shape}.")
+    return tensor[tuple(0 if d in gone else slice(None) for d in range(tensor.ndim))]
+
+
+def _expanded(tensor: Any, axis: Any) -> Any:
+    """``numpy.expand_dims``."""
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    new, rest = _axes_of(given, tensor.ndim + len(given)), iter(tensor.shape)
+    return tensor.reshape([1 if d in new else next(rest) for d in range(tensor.ndim + len(given))])
+
+
+def _taken(tensor: Any, indices: Any, axis: Any = None) -> Any:
+    """``numpy.take``."""
+    if axis is None:
+        return tensor.reshape(-1)[indices]
+    return tensor[(slice(None),) * _axis_of(axis, tensor.ndim) + (indices,)]
+
+
+def _stacked(operands: Any, axis: Any = 0) -> Any:
+    """``numpy.stack``."""
+    if not isinstance(operands, (list, tuple)) or not operands or not all(map(is_sparse, operands)):
+        raise ArgumentTypeError(f"operands: expected a list of sparse tensors, got {shown(operands)}. Pass [A, B].")
+    tensors = [as_tensor(value) for value in operands]
+    return _concatenated([_expanded(t, axis) for t in tensors], _axis_of(axis, tensors[0].ndim + 1))
+
+
+def _triangle(tensor: Any, k: Any, *, is_lower: bool) -> Any:
+    """``numpy.tril`` or ``numpy.triu``."""
+    if tensor.ndim < 2 or not is_integer(k):
+        raise ArgumentError(f"expected a matrix and a whole number k, got {tensor.ndim} dimensions and {shown(k)}.")
+    *_, rows, columns = tensor.coords
+    beyond = columns.astype(np.int64) - rows
+    held = np.flatnonzero(beyond <= k if is_lower else beyond >= k)
+    return of_entries(tensor, [c[held] for c in tensor.coords], tensor.values[held], tensor.shape)
+
+
+def _kronecker(a: Any, b: Any) -> Any:
+    """``numpy.kron`` of two sparse matrices."""
+    if not (is_sparse(a) and is_sparse(b)) or len(a.shape) != 2 or len(b.shape) != 2:
+        raise ArgumentTypeError("numpy.kron: expected two sparse matrices, got others. Convert a dense one.")
+    product = einsum("ij,kl->ikjl", as_tensor(a), as_tensor(b), result="sparse")
+    return product.reshape(a.shape[0] * b.shape[0], a.shape[1] * b.shape[1])
+
+
+def _outer(a: Any, b: Any) -> Any:
+    """``numpy.outer`` of two vectors."""
+    if np.ndim(a) != 1 or np.ndim(b) != 1:
+        raise ArgumentError("numpy.outer: expected two vectors of a sparse tensor, got others. Reshape them.")
+    return einsum("i,j->ij", a, b)
+
+
 REDUCTIONS = ("sum", "mean", "max", "min", "var", "std", "argmax", "argmin", "any", "all")
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **{getattr(np, name): _reduction(name) for name in REDUCTIONS},
@@ -181,6 +269,17 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.copy: lambda tensor: tensor.copy(),
     np.count_nonzero: lambda tensor: int(np.count_nonzero(tensor.values)),
     np.nonzero: lambda tensor: nonzero(tensor),
+    np.argwhere: lambda tensor: np.stack(nonzero(tensor), axis=1),
+    np.moveaxis: _moved,
+    np.swapaxes: _swapped,
+    np.squeeze: _squeezed,
+    np.expand_dims: _expanded,
+    np.take: _taken,
+    np.stack: _stacked,
+    np.tril: lambda tensor, k=0: _triangle(tensor, k, is_lower=True),
+    np.triu: lambda tensor, k=0: _triangle(tensor, k, is_lower=False),
+    np.kron: _kronecker,
+    np.outer: _outer,
     np.round: _rounded,
     np.around: _rounded,
     np.clip: _clipped,
@@ -265,6 +364,11 @@ def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
     counted = [n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept]
     if 0 in counted:
         raise ArgumentError(f"there is no {which} of no elements: the shape is {tensor.shape}")
+    if tensor.format.name == "csr" and kept == LETTERS[0] and tensor.shape[0] and tensor.dtype.kind in "iuf":
+        matrix = as_scipy_has_it(tensor)
+        if matrix is not None:
+            by_rows = matrix.max(axis=1) if which == "max" else matrix.min(axis=1)
+            return by_rows.toarray().reshape(-1)
     low, high = LIMITS.get(name, (-math.inf, math.inf))
     text = f"{LETTERS[: tensor.ndim]}->{kept}"
     found = np.asarray(
@@ -373,6 +477,10 @@ def all_true(tensor: SparseTensor, axis: Axis) -> Any:
 
 def nonzero(tensor: SparseTensor) -> tuple[np.ndarray, ...]:
     """Return the coordinates of elements that are not zero, in row-major order."""
+    if tensor.format.name == "csr":
+        matrix, held = tensor.compressed, np.asarray(tensor.values, bool)
+        rows = np.repeat(np.arange(tensor.shape[0]), np.diff(matrix.indptr))
+        return rows[held], matrix.indices[held].astype(np.int64)
     keys = np.sort(entry_keys(_without_zeros(tensor)).astype(np.int64))
     return tuple(np.unravel_index(keys, tensor.shape)) if len(keys) else (keys,) * tensor.ndim
 
@@ -551,12 +659,8 @@ def hstack(operands: Sequence[Any]) -> Any:
 
 def _concatenated(operands: Sequence[Any], axis: Any) -> Any:
     """``numpy.concatenate`` along one dimension."""
-    if not is_integer(axis):
-        raise ArgumentTypeError(f"axis: expected an integer, got {shown(axis)}. Pass 0 or 1.")
     dims = np.ndim(operands[0]) if isinstance(operands, (list, tuple)) and operands else 1
-    if not -dims <= axis < dims:
-        raise ArgumentError(f"axis: expected one of {dims} dimensions, got {axis}. The first one is 0.")
-    return _joined("concatenate", operands, int(axis) % dims)
+    return _joined("concatenate", operands, _axis_of(axis, dims))
 
 
 def _joined(function: str, operands: Sequence[Any], axis: int) -> Any:
@@ -572,6 +676,12 @@ def _joined(function: str, operands: Sequence[Any], axis: int) -> Any:
     tensors = [as_tensor(v) for v in operands]
     shape = _joined_shape(function, [t.shape for t in tensors], axis)
     dtype = array_dtype(common_dtype([dtype_name(t.dtype) for t in tensors]))
+    is_wide = max(*shape, sum(t.nnz for t in tensors)) > np.iinfo(np.int32).max
+    idtype = "int64" if is_wide or any(t.idtype == "int64" for t in tensors) else "int32"
+    matrices = [as_scipy_has_it(t) if t.format.name == "csr" else None for t in tensors]
+    if len(shape) == 2 and not any(matrix is None for matrix in matrices):
+        stacked = (sp.vstack, sp.hstack)[axis](matrices, format="csr", dtype=dtype)
+        return like_class(operands[0], SparseTensor.from_any(stacked, "csr", idtype=idtype, check=False))
     starts = np.cumsum([0, *(t.shape[axis] for t in tensors)])
     coords = [
         np.concatenate(
@@ -580,8 +690,7 @@ def _joined(function: str, operands: Sequence[Any], axis: int) -> Any:
         for d, parts in enumerate(zip(*(t.coords for t in tensors), strict=True))
     ]
     values = np.concatenate([t.values.astype(dtype) for t in tensors])
-    is_wide = max(*shape, len(values)) > np.iinfo(np.int32).max or any(t.idtype == "int64" for t in tensors)
-    result = SparseTensor.from_coo(coords, values, shape, idtype="int64" if is_wide else "int32")
+    result = SparseTensor.from_coo(coords, values, shape, idtype=idtype)
     return like_class(operands[0], result)
 
 

@@ -30,6 +30,8 @@ from sparsetir.interop import (
     check_detached,
     check_numbers,
     compressed_of,
+    holds_numbers,
+    is_half,
     is_sparse,
     is_torch,
     open_source,
@@ -186,7 +188,9 @@ FEW_ROWS = 1 << 16  # a slice of as many rows is made row by row, one of more ro
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, (Number, np.generic)) or (isinstance(value, np.ndarray) and value.ndim == 0)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.ndim == 0 and holds_numbers(np.asarray(value))
+    return isinstance(value, Number)
 
 
 def _met(value: Any, of: np.dtype[Any]) -> Any:
@@ -667,7 +671,7 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
     """Index a tensor: dimensions by an index, which removes them, or a slice; one by a list of indices or of bools."""
     asked = list(index) if isinstance(index, tuple) else [index]
     if any(at is None for at in asked):
-        raise ArgumentTypeError("a sparse tensor gets no new dimensions by None: reshape what to_dense() gives")
+        return _with_new_dimensions(tensor, asked)
     if (dots := sum(at is Ellipsis for at in asked)) > 1 or len(asked) - dots > tensor.ndim:
         raise ArgumentError(f"{len(asked)} indices of a tensor of {tensor.ndim} dimensions")
     place = next((n for n, at in enumerate(asked) if at is Ellipsis), len(asked))
@@ -677,6 +681,8 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
         raise ArgumentTypeError("a sparse tensor is sliced by one list at a time: slice the result again")
     if all(is_integer(at) for at in asked):
         return _element(tensor, tuple(asked))
+    if tensor.ndim == 2 and not is_integer(asked[0]) and (matrix := as_scipy_has_it(tensor)) is not None:
+        return _of_matrix(tensor, matrix, asked[0], asked[1])
     others = [slice(None) if d in lists else at for d, at in enumerate(asked)]
     if not any(at != slice(None) for at in others[1:]) and lists in ([], [0]):
         return _rows(tensor, asked[0])
@@ -692,6 +698,56 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
     at = sum(not is_integer(index) for index in asked[: lists[0]])  # where the dimension is among those that are left
     first = [at, *(d for d in range(found.ndim) if d != at)]
     return transpose(_rows(transpose(found, [first]), asked[lists[0]]), [np.argsort(first).tolist()])
+
+
+def _with_new_dimensions(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
+    """Index a tensor, and put a dimension of extent 1 at each None."""
+    found = sliced(tensor, tuple(at for at in asked if at is not None))
+    if not isinstance(found, SparseTensor):
+        found = SparseTensor.from_dense(np.asarray(found).reshape(1))
+        return found.reshape((1,) * sum(at is None for at in asked))
+    shape, extents = [], list(found.shape)
+    kept = [at for at in asked if at is None or at is Ellipsis or not is_integer(at)]
+    for at in kept:
+        if at is None:
+            shape.append(1)
+        elif at is Ellipsis:
+            after = sum(other is not None for other in kept[kept.index(Ellipsis) + 1 :])
+            shape += extents[: len(extents) - after]
+            extents = extents[len(extents) - after :]
+        else:
+            shape.append(extents.pop(0))
+    return found.reshape((*shape, *extents))
+
+
+def as_scipy_has_it(tensor: SparseTensor) -> Any:
+    """Return scipy's matrix around the arrays of compressed rows or columns; None where scipy has no such matrix."""
+    return None if is_half(tensor) else tensor.compressed
+
+
+def _of_matrix(tensor: SparseTensor, matrix: Any, rows: Any, columns: Any) -> SparseTensor:
+    """Return rows and columns of a matrix by slices and lists, or one of its columns."""
+    (m, n), whole = tensor.shape, slice(None)
+    if is_integer(columns) and not -n <= columns < n:
+        raise ArgumentError(f"index {columns} of dimension 1, which has {n}")
+    rows = rows if isinstance(rows, slice) else _chosen(rows, m)
+    matrix = matrix if isinstance(rows, slice) and rows == whole else matrix[rows]
+    if is_integer(columns):
+        column = matrix[:, [columns % n]].tocsr()
+        places = np.repeat(np.arange(matrix.shape[0]), np.diff(column.indptr))
+        return of_entries(tensor, [places], column.data, (matrix.shape[0],))
+    columns = columns if isinstance(columns, slice) else _chosen(columns, n)
+    matrix = matrix if isinstance(columns, slice) and columns == whole else matrix[:, columns]
+    matrix.has_sorted_indices = _ascends(columns if matrix.format == "csr" else rows)
+    matrix.sort_indices()
+    matrix.has_canonical_format = True
+    return SparseTensor.from_any(matrix, tensor.format.name, idtype=tensor.idtype, check=False)
+
+
+def _ascends(chosen: Any) -> bool:
+    if isinstance(chosen, slice):
+        return chosen.step is None or chosen.step > 0
+    return bool((np.diff(chosen) >= 0).all())
 
 
 def _within(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
@@ -771,6 +827,9 @@ def diagonal(tensor: SparseTensor) -> np.ndarray:
     """Return the elements of a matrix whose coordinates are equal."""
     if tensor.ndim != 2:
         raise ArgumentError(f"the diagonal is that of a matrix, found {tensor.ndim} dimensions")
+    matrix = as_scipy_has_it(tensor)
+    if matrix is not None:
+        return np.asarray(matrix.diagonal())
     i, j = tensor.coords
     is_diagonal, diagonal = i == j, np.zeros(min(tensor.shape), tensor.dtype)
     diagonal[i[is_diagonal]] = tensor.values[is_diagonal]
@@ -805,6 +864,7 @@ def _one_row(tensor: SparseTensor, index: int) -> Any:
 __all__ = [
     "SparseTensor",
     "add",
+    "as_scipy_has_it",
     "as_tensor",
     "by_parts",
     "check_same_shape",

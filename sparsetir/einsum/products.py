@@ -389,6 +389,10 @@ def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, threshold: An
                 raise ArgumentError("mask=, top= and threshold= choose entries of results in memory: read the matrix")
             return matmul_outside(A, B)
         A, B = _as_operand(A, B, "A"), _as_operand(B, A, "B")
+        for name, value, other in (("A", A, B), ("B", B, A)):
+            if is_sparse(other) and not is_sparse(value) and np.ndim(value) == 0:
+                fault = f"{name}: expected a matrix or a vector, got a number."
+                raise ArgumentTypeError(f"{fault} Multiply by it with sparsetir.multiply.")
         if _is_one_dense(A, B):
             if has_options:
                 options = "mask=, complement=, top= and threshold="
@@ -448,7 +452,7 @@ def multiply(A: Any, B: Any) -> Any:
     >>> sparsetir.multiply(A, 2.0).toarray().tolist()
     [[0.0, 4.0], [6.0, 2.0]]
     """
-    numbers = [isinstance(x, (Number, np.generic)) for x in (A, B)]
+    numbers = [operators.is_number(x) for x in (A, B)]
     if sum(numbers) == 1 and is_sparse(A if numbers[1] else B):
         sparse, number = (A, B) if numbers[1] else (B, A)
         return operators.over_number(sparse, number)

@@ -420,8 +420,9 @@ def transposed(value: Any, order: Sequence[int]) -> Any:
     if sp.issparse(value):
         return interop.transposed(value, order)
     if isinstance(value, SparseTensor):
-        coo = value.to_coo()
-        return SparseTensor.from_any(transposed(coo, order))
+        if value.format.name == "csr" and not interop.is_half(value):
+            return SparseTensor.from_any(value.compressed.T.tocsr(), "csr", idtype=value.idtype, check=False)
+        return SparseTensor.from_any(transposed(value.to_coo(), order))
     if isinstance(value, CooTensor):
         return CooTensor(value.coords[list(order)], value.values, tuple(value.shape[d] for d in order))
     if is_torch(value):

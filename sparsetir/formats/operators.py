@@ -17,7 +17,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.utils.arguments import as_flag
+from sparsetir.interop import array_of_numbers, is_sparse, is_torch
+from sparsetir.utils.arguments import as_flag, shown
 
 # Operators of sparse tensors. Their functions compile programs, and so are in a package above this one, which is
 # imported when the first of them is called.
@@ -62,6 +63,13 @@ def _comparison(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
     return comparison
 
 
+def _of_ufunc(ufunc: np.ufunc, *, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    def operator(self: Any, operand: Any) -> Any:
+        return ufunc(operand, self) if swapped else ufunc(self, operand)
+
+    return operator
+
+
 # scipy's own files, and the methods that `sparsetir.scipy.accelerate` puts between them.
 METHODS_OF_SCIPY = (str(Path(sp.__file__).parent), str(Path(__file__).parents[1] / "scipy"))
 # scipy's operators that leave the operation to the other operand where numpy makes an object of it.
@@ -86,6 +94,14 @@ def _conversion(name: str) -> Callable[..., Any]:
     convert.__name__ = convert.__qualname__ = f"to{name}"
     convert.__doc__ = f"Return ``to_scipy('{name}', copy=copy)``, by the name that scipy's matrices give it."
     return convert
+
+
+def _answered(result: Any, name: str, operand: Any) -> Any:
+    """Return the result of a method; an operator leaves an operand that it does not know to that one's class."""
+    if result is NotImplemented:
+        expected = "a number, an array or a sparse matrix"
+        raise ArgumentTypeError(f"operand: {name} expected {expected}, got {shown(operand)}.")
+    return result
 
 
 class Operators:
@@ -113,6 +129,14 @@ class Operators:
     __truediv__ = _operator("divide")
     __rtruediv__ = _operator("divide", swapped=True)
     __pow__ = _operator("power")
+    __floordiv__ = _of_ufunc(np.floor_divide)
+    __mod__ = _of_ufunc(np.remainder)
+    __and__ = _of_ufunc(np.bitwise_and)
+    __rand__ = _of_ufunc(np.bitwise_and, swapped=True)
+    __or__ = _of_ufunc(np.bitwise_or)
+    __ror__ = _of_ufunc(np.bitwise_or, swapped=True)
+    __xor__ = _of_ufunc(np.bitwise_xor)
+    __rxor__ = _of_ufunc(np.bitwise_xor, swapped=True)
     __getitem__ = _operator("sliced")
 
     __lt__ = _comparison(np.less)
@@ -135,6 +159,9 @@ class Operators:
 
     def __neg__(self) -> Any:
         return functions().mapped(np.negative, self)
+
+    def __invert__(self) -> Any:
+        return np.invert(self)
 
     def __abs__(self) -> Any:
         return functions().mapped(np.abs, self)
@@ -214,11 +241,15 @@ class Operators:
 
     def dot(self, operand: Any) -> Any:
         """Multiply as ``@`` does, or by a number."""
-        return numpy_functions().dot(self, operand)
+        return _answered(numpy_functions().dot(self, operand), "dot", operand)
 
     def multiply(self, operand: Any) -> Any:
         """Multiply element by element, as ``*`` does; a sparse row or column is stretched."""
-        return functions().multiply(self, operand)
+        return _answered(functions().multiply(self, operand), "multiply", operand)
+
+    def power(self, number: Any) -> Any:
+        """Compute ``S ** number`` of each element, for a number above zero."""
+        return _answered(functions().power(self, number), "power", number)
 
     def maximum(self, operand: Any) -> Any:
         """Return the larger one of each two elements."""
@@ -261,6 +292,7 @@ class Operators:
 
     def rmatmat(self, X: Any) -> Any:
         """Compute ``S.T.conj() @ X`` of a vector or a matrix."""
+        X = X if is_sparse(X) or is_torch(X) else array_of_numbers(X, "X")
         if self.dtype.kind != "c":  # type: ignore[attr-defined]
             return (X.T @ self).T
         return np.conj((np.conj(X).T @ self).T)

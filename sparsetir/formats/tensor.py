@@ -599,6 +599,8 @@ class SparseTensor(Operators):
 
     def to_dense(self) -> Array:
         """Return an ndarray of the same shape."""
+        if self.format.name == "csr" and not is_half(self):
+            return np.asarray(self.compressed.toarray())
         dense = np.zeros(self.shape, self.dtype)
         dense[self.coords] = self.values
         return dense

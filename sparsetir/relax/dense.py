@@ -408,7 +408,7 @@ def _of_maximum(node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
 
 
 def with_compared_bools(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Compare loaded bools with zero where they are operands: a vector of them has bytes, one of comparisons has bits."""
+    """Compare loaded bools with zero where they are operands: their vectors have bytes, those of comparisons bits."""
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
         inner = mutator.default_mutate(load)

@@ -204,3 +204,54 @@ def test_parts_orders_and_joined_tensors_are_those_of_numpy(dtype: str, shape: t
 def test_joining_and_reordering_that_is_refused(call: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         call(SparseTensor.from_dense(np.eye(2)))
+
+
+LIKE_NUMPY = {
+    "&": lambda t: (t > 0.3) & (t != 0),
+    "|": lambda t: (t > 0.9) | (t > 0.1),
+    "^": lambda t: (t > 0.9) ^ (t > 0.1),
+    "& of an array": lambda t: np.ones((4, 5), bool) & (t > 0),
+    "| of an array": lambda t: (t > 0) | np.eye(4, 5, dtype=bool),
+    "//": lambda t: t // 0.3,
+    "%": lambda t: t % 0.3,
+    "None": lambda t: t[None],
+    "None inside": lambda t: t[1:3, None, 2],
+    "None behind": lambda t: t[..., None],
+    "None of an element": lambda t: t[1, 2, None],
+    "squeeze": lambda t: np.squeeze(t[:, :1]),
+    "expand_dims": lambda t: np.expand_dims(t, (0, 2)),
+    "swapaxes": lambda t: np.swapaxes(t, 0, 1),
+    "moveaxis": lambda t: np.moveaxis(t[None], [0, 1], [2, 0]),
+    "take": lambda t: np.take(t, [4, 0], axis=1),
+    "take of all": lambda t: np.take(t, [7, 2]),
+    "stack": lambda t: np.stack([t, t], axis=-1),
+    "argwhere": np.argwhere,
+    "tril": np.tril,
+    "triu": lambda t: np.triu(t, 1),
+    "kron": lambda t: np.kron(t, t),
+    "outer": lambda t: np.outer(t[0], t[1]),
+}
+REFUSED_LIKE_NUMPY = {
+    "numpy.invert.* is True": lambda t: ~(t > 0),
+    "extent 1, got 0": lambda t: np.squeeze(t, 0),
+    "one of 3 dimensions, got 9": lambda t: np.expand_dims(t, 9),
+    "must lie in": lambda t: np.take(t, [99], axis=0),
+    "two sparse matrices": lambda t: np.kron(t, np.eye(2)),
+    "expected 2 axes": lambda t: np.moveaxis(t, [0, 1], [0]),
+    "list of sparse tensors": lambda t: np.stack([t, np.eye(4, 5)]),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_NUMPY)
+def test_tensors_do_as_arrays_do(name: str) -> None:
+    rng = np.random.default_rng(0)
+    D = np.where(rng.random((4, 5)) < 0.5, np.round(rng.standard_normal((4, 5)), 2), 0)
+    found, expected = LIKE_NUMPY[name](SparseTensor.from_dense(D)), np.asarray(LIKE_NUMPY[name](D))
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_allclose(found.to_dense() if isinstance(found, SparseTensor) else found, expected)
+
+
+@pytest.mark.parametrize("message", REFUSED_LIKE_NUMPY)
+def test_refusals_of_functions_of_numpy(message: str) -> None:
+    with pytest.raises(SparseTIRError, match=message):
+        REFUSED_LIKE_NUMPY[message](SparseTensor.from_dense(np.eye(4, 5)))

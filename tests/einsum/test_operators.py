@@ -7,6 +7,7 @@ import itertools
 import operator
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,6 @@ def test_classes_formats_and_dtypes() -> None:
         (lambda S: S[0, 5:, 1], ArgumentError, "3 indices of a tensor of 2 dimensions"),
         (lambda S: S[:, 2], ArgumentError, "index 2 of dimension 1, which has 2"),
         (lambda S: S[[0], [1]], ArgumentTypeError, "sliced by one list at a time: slice the result again"),
-        (lambda S: S[None], ArgumentTypeError, "gets no new dimensions by None"),
         (lambda S: S[0, 2], ArgumentError, r"element \(0, 2\) of a tensor of shape \(3, 2\)"),
         (lambda S: S == S.copy(), ArgumentError, "S == R is true of every element that is not stored"),
         (lambda S: S < S.T, ArgumentError, r"the shapes \(3, 2\) and \(2, 3\) do not fit"),
@@ -207,6 +207,64 @@ def test_refusals(action: Any, error: type[Exception], message: str) -> None:
     S = SparseTensor.from_dense(np.array([[0, 1.0], [2.0, 0], [0, 3.0]]))
     with pytest.raises(error, match=message):
         action(S)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "bsr", "ell"])
+@pytest.mark.parametrize("dtype", ["float32", "bool", "int8", "complex64", "float16"])
+@pytest.mark.parametrize("shape", [(7, 9), (0, 5), (5, 0), (1, 1)])
+def test_selections_and_joins(format: str, dtype: str, shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    D, (m, n) = (9 * rng.random(shape) * (rng.random(shape) < 0.5)).astype(dtype), shape
+    T = SparseTensor.from_dense(D, format, **({"r": 1, "c": 1} if format == "bsr" else {}))
+    slices = [slice(None), slice(1, 4), slice(None, None, -1), slice(4, 0, -2), slice(10, 20)]
+    lists = lambda k: [np.arange(k)[::-1], np.arange(k) % 2 == 0, rng.integers(-k, max(k, 1), 5 if k else 0)]  # noqa: E731
+    ends = [0, -1] if n else []
+    asked = [*itertools.product(slices, [*slices, *lists(n), *ends]), *itertools.product(lists(m), [*slices, *ends])]
+    for rows, columns in asked:
+        with on((rows, columns)):
+            found, expected = T[rows, columns], D[rows][:, columns]
+            assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+            np.testing.assert_array_equal(found.to_dense(), expected)
+            np.testing.assert_array_equal((found * 1).to_dense(), expected * 1)  # its entries are in order
+            if found.ndim == 2:
+                np.testing.assert_array_equal((found.convert("coo") * 1).to_dense(), expected * 1)
+    for found, expected in (
+        (np.stack(T.nonzero()), np.stack(D.nonzero())),
+        (T.T.to_dense(), D.T),
+        (T.diagonal(), D.diagonal()),
+        (sparsetir.vstack([T, T]).to_dense(), np.vstack([D, D])),
+        (sparsetir.hstack([T, T]).to_dense(), np.hstack([D, D])),
+    ):
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+    if D.size and dtype != "complex64":
+        for name, axis in itertools.product(("max", "min"), (None, 0, 1, -1)):
+            found, expected = getattr(T, name)(axis=axis), getattr(D, name)(axis=axis)
+            np.testing.assert_array_equal(found, expected)
+            assert np.asarray(found).dtype == expected.dtype
+
+
+NO_OPERANDS = [None, "x", b"x", object(), {}, np.array("x"), np.str_("x"), np.datetime64("2020-01-01")]
+METHODS = ["dot", "multiply", "maximum", "minimum", "matvec", "rmatvec", "rmatmat"]
+FUNCTIONS = [sparsetir.matmul, sparsetir.multiply, sparsetir.add, sparsetir.subtract, sparsetir.maximum]
+
+
+@pytest.mark.parametrize("operand", NO_OPERANDS, ids=lambda v: type(v).__name__)
+def test_what_is_no_operand_is_refused(operand: Any) -> None:
+    S = SparseTensor.from_dense(np.eye(3))
+    calls = [partial(getattr(S, name), operand) for name in METHODS]
+    calls += [partial(function, *pair) for function in FUNCTIONS for pair in ((S, operand), (operand, S))]
+    for call in calls:
+        with on(call), pytest.raises((ArgumentTypeError, TypeError), match=r"expected|support|operand|found"):
+            assert call() is not NotImplemented
+
+
+@pytest.mark.parametrize("number", [3, 2.5, 1j, True, np.float32(2), np.array(2.0)], ids=repr)
+def test_matmul_takes_no_number(number: Any) -> None:
+    for A in (sp.csr_array(np.eye(3)), SparseTensor.from_dense(np.eye(3))):
+        for pair in ((A, number), (number, A)):
+            with pytest.raises(ArgumentTypeError, match=r"got a number\. Multiply by it with sparsetir.multiply"):
+                sparsetir.matmul(*pair)
 
 
 def test_functions_of_numpy() -> None:

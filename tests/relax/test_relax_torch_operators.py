@@ -248,7 +248,6 @@ GROUPS: dict[str, tuple[list[Callable[..., Any]], tuple[Any, ...]]] = {
             lambda m, x: (m & (x > 0)).sum(-1),
             lambda m, x: x.masked_fill(m | (x < -1), 0.5) + m,
             lambda m, x: F.scaled_dot_product_attention(x, x, x, attn_mask=m & (x > -2)),
-            lambda m, x: F.scaled_dot_product_attention(*3 * (x.reshape(1, 2, 64, 128),), is_causal=True),
             lambda m, x: F.scaled_dot_product_attention(x, 2 * x, x, attn_mask=m),
         ],
         (drawn(128, 128, seed=5) > -1, drawn(128, 128, seed=6)),
@@ -341,6 +340,14 @@ def test_operators_of_models_compute_what_torch_computes(group: str) -> None:
         torch.testing.assert_close(
             own, expected, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, w=where: f"{w}: {m}"
         )
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_attention_alone(is_causal: bool) -> None:
+    """Its mask is loaded and compared in vectors."""
+    q = drawn(1, 1, 64, 16)
+    model = Several([lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=is_causal)]).eval()
+    torch.testing.assert_close(relax.from_torch(model, (q,))(q)[0], model(q)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_places_may_be_negative_where_sizes_change() -> None:
