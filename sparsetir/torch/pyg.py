@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import wraps
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -341,6 +341,9 @@ class Patch:
     def __init__(self) -> None:
         self._graphs = GraphCache()
         self._ours: dict[Any, Any] = {}
+        # Where modules of layers have functions that are replaced, and how many modules there were when they were read.
+        self._places: list[tuple[ModuleType, str, Any]] = []
+        self._modules = 0
 
     def __enter__(self) -> None:
         with _lock:
@@ -365,12 +368,22 @@ class Patch:
         _put(base, "scatter", replacements[base.scatter])
         for layer in (GCNConv, RGCNConv, SAGEConv):
             _put(layer, "forward", replacements[layer.forward])
-        for name, module in list(sys.modules.items()):
-            if not name.startswith("torch_geometric.nn.conv."):
-                continue
-            for attribute, value in list(vars(module).items()):
-                if isinstance(value, FunctionType) and value in replacements:
-                    _put(module, attribute, replacements[value])
+        if self._modules != len(sys.modules):
+            self._places, self._modules = _places_of(replacements), len(sys.modules)
+        for module, attribute, value in self._places:
+            if vars(module).get(attribute) is value:
+                _put(module, attribute, replacements[value])
+
+
+def _places_of(functions: Collection[Any]) -> list[tuple[ModuleType, str, Any]]:
+    """Return where the modules of torch_geometric's layers have one of these functions."""
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("torch_geometric.nn.conv.")]
+    return [
+        (module, attribute, value)
+        for module in modules
+        for attribute, value in list(vars(module).items())
+        if isinstance(value, FunctionType) and value in functions
+    ]
 
 
 def _replacements(graphs: GraphCache) -> dict[Any, Any]:
