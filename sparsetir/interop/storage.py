@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import xxhash
 
 from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.interop.arrays import Fit, aligned_contiguous, fit_axes, tree_indices
@@ -24,6 +25,7 @@ from sparsetir.interop.levels import (
     narrow,
 )
 from sparsetir.interop.sources import CompressedSource, Coordinates, Source, is_one_fiber, is_torch, open_source
+from sparsetir.utils.caches import shared_cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,8 +229,63 @@ def _borrow_coordinates(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Placement:
+    """Where the entries of an argument lie in a buffer, and the index arrays of its levels."""
+
+    slots: Array
+    counts: list[int]
+    indptr: dict[int, Array]
+    indices: dict[int, Array]
+    widths: dict[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in (self.slots, *self.indptr.values(), *self.indices.values()))
+
+    def copied(self) -> _Placement:
+        """Return the same with index arrays of its own."""
+        indptr, indices = ({d: a.copy() for d, a in part.items()} for part in (self.indptr, self.indices))
+        return replace(self, indptr=indptr, indices=indices, widths=dict(self.widths))
+
+
+_placements = shared_cache("placements of coordinates", 8)
+MOST_PLACED = 1 << 25  # bytes of a placement that is kept
+
+
 def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> StoredArgument:
-    """Place the argument's entries in newly built arrays."""
+    """Place the argument's entries in newly built arrays.
+
+    Where lists of coordinates are placed is kept for later calls with equal ones, which gives them copies.
+    """
+    key = _placement_key(source, levels, fit)
+    kept = None if key is None else _placements.get(key)
+    placement = _placed(source, levels, fit, name) if kept is None else kept.copied()
+    if kept is None and key is not None and placement.nbytes <= MOST_PLACED:
+        _placements[key] = placement.copied()  # an index array may be the argument's own
+    slots, counts = placement.slots, placement.counts
+    values, repeats = scatter(slots, source.values.reshape(-1), math.prod(counts))
+    lengths, values = dict(enumerate(fit.shape)), values.reshape(counts)
+    return StoredArgument(
+        values, placement.indptr, placement.indices, lengths, placement.widths, source, slots, repeats
+    )
+
+
+def _placement_key(source: Source, levels: Sequence[Level], fit: Fit) -> Any:
+    """Return what decides where coordinates are placed; None where formulas do, or of sources of other kinds."""
+    if not isinstance(source, Coordinates) or any(
+        level.rule or level.extent_rule or level.offset_rule for level in levels
+    ):
+        return None
+    whole = xxhash.xxh3_128()
+    for index in source.indices:
+        whole.update(np.ascontiguousarray(index).view(np.uint8).data)
+    dtypes = tuple(index.dtype for index in source.indices)
+    axes = tuple((v.kind, v.parent, v.idtype, v.length, v.width, v.sorted, v.unique, v.full) for v in levels)
+    return whole.digest(), dtypes, source.shape, source.values.size, axes, fit.shape, fit.blocks
+
+
+def _placed(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> _Placement:
     builder = Builder(levels, fit.shape, name)
     coords, trees = fit.coords(source), tree_indices(levels)
     keep = len(trees) == 1 and not all(level.unique for level in levels)
@@ -237,10 +294,7 @@ def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> St
         positions, count = builder.tree(chain, [coords[d] for d in chain], keep)
         slots = slots * count + positions
         counts.append(count)
-    values, repeats = scatter(slots, source.values.reshape(-1), math.prod(counts))
-    lengths = dict(enumerate(fit.shape))
-    values = values.reshape(counts)
-    return StoredArgument(values, builder.indptr, builder.indices, lengths, builder.widths, source, slots, repeats)
+    return _Placement(slots, counts, builder.indptr, builder.indices, builder.widths)
 
 
 # ------------------------------------------------------------------------------- entries by axes trees

@@ -1184,3 +1184,20 @@ def test_sizes_that_are_no_integers_are_refused(shape):
     inner["shape"] = list(shape)
     with pytest.raises(sparsetir.SparseTIRError):
         sparsetir.SparseTensor.from_binsparse(descriptor, eye.__binsparse__())
+
+
+def test_where_coordinates_are_placed_is_kept_by_their_contents() -> None:
+    rng = np.random.default_rng(0)
+    tree = [Level("I", "sparse_variable"), Level("J", "sparse_variable", 0), Level("K", "dense_fixed", length=3)]
+    coords, values = rng.integers(0, 3, (3, 40)), rng.random(40)
+    for change in (lambda: None, lambda: None, lambda: coords.__setitem__((0, 5), 2), lambda: coords.sort(axis=1)):
+        change()
+        tensor = CooTensor(coords, values, (3, 3, 3))
+        dense = np.zeros((3, 3, 3))
+        np.add.at(dense, tuple(coords), values)
+        for levels in (tree, [replace(tree[0], idtype="int64"), *tree[1:]]):
+            stored = store(tensor, levels, name="A", dtype="float64")
+            np.testing.assert_allclose(dense_of(stored, levels), dense)
+            for part in (*stored.indptr.values(), *stored.indices.values()):
+                part[...] = 0  # of this one alone
+            assert not any(np.shares_memory(coords, part) for part in stored.indices.values())
