@@ -397,14 +397,30 @@ def _ordered(node: tirx.Max, mutator: Any) -> ir.Expr:
 
 
 def _of_maximum(node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
-    """Rewrite an update of a maximum to propagate NaN, and its initial value to minus infinity."""
+    """Rewrite an update of a maximum to propagate NaN."""
     inner = mutator.default_mutate(node)
     value, element = inner.value, tirx.BufferLoad(node.buffer, node.indices)
-    if isinstance(value, tirx.FloatImm) and value.value == tirx.min_value(str(value.ty.dtype)).value:
-        return tirx.BufferStore(node.buffer, tirx.const(-math.inf, str(value.ty.dtype)), node.indices)
     if not isinstance(value, tirx.Max) or not _is_float(value) or not same(value.a, element):
         return inner
     return tirx.BufferStore(node.buffer, tirx.Select(tirx.isnan(element), element, value), node.indices)
+
+
+def _from_infinity(node: s_tir.SBlock, mutator: Any) -> s_tir.SBlock:
+    """Begin maxima and minima of floats with an infinity, where TVM begins with the last finite number."""
+    inner, start = mutator.default_mutate(node), node.init
+    if not isinstance(start, tirx.BufferStore) or not isinstance(start.value, tirx.FloatImm):
+        return inner
+    dtype, buffer = str(start.value.ty.dtype), start.buffer
+    updates = [store.value for store in collect(node.body, tirx.BufferStore) if store.buffer.same_as(buffer)]
+    for kind, limit, infinity in (
+        (tirx.Max, tirx.min_value(dtype), -math.inf),
+        (tirx.Min, tirx.max_value(dtype), math.inf),
+    ):
+        if start.value.value == limit.value and all(isinstance(value, kind) for value in updates):
+            init = tirx.BufferStore(buffer, tirx.const(infinity, dtype), start.indices)
+            kept = inner.alloc_buffers, inner.match_buffers, inner.annotations
+            return s_tir.SBlock(inner.iter_vars, inner.reads, inner.writes, inner.name_hint, inner.body, init, *kept)
+    return inner
 
 
 def with_compared_bools(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -426,7 +442,8 @@ def in_arithmetic(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Functions of bfloat16 are not expanded: TVM reads it as an integer in expressions with bound names.
     """
     func = with_body(func, with_nan(func.body))
-    func = with_body(func, structural_mutate(func.body, [(tirx.Max, _ordered), (tirx.BufferStore, _of_maximum)]))
+    exact = [(tirx.Max, _ordered), (tirx.BufferStore, _of_maximum), (s_tir.SBlock, _from_infinity)]
+    func = with_body(func, structural_mutate(func.body, exact))
     if any(str(load.ty.dtype) == "bfloat16" for load in collect(func.body, ir.TensorLoad)):
         return func
 

@@ -14,7 +14,14 @@ import scipy.sparse as sp
 from tvm import ir, relax
 from tvm.error import InternalError
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, MissingFileError, SparseTIRError
+from sparsetir.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    LoweringError,
+    MissingFileError,
+    SparseTIRError,
+    VerifyError,
+)
 from sparsetir.formats.pattern import hash_arrays
 from sparsetir.relax.integer_products import IntegerProduct
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
@@ -23,6 +30,7 @@ from sparsetir.relax.sparsify import UNKNOWN_ROWS, ConstantProduct, HalfRewrite,
 from sparsetir.utils.packages import require
 
 STORED = "stored as a sparse initializer"
+MOST_ELEMENTS = 1 << 34  # of a sparse initializer, which is made dense
 NO_PRODUCT = "a sparse initializer that is not the constant matrix of a product"
 
 
@@ -90,6 +98,9 @@ def from_onnx(
         report.extend(owner.layers)
     try:
         return compile_model(mod, target, sparsify=sparsify, database=database)
+    except VerifyError as error:  # of a program that TVM makes of an operator
+        reason = str(error).partition("\n")[0]
+        raise LoweringError(f"model: TVM does not compile an operator of it: {reason}") from error
     except SparseTIRError:
         raise
     except RAW_ERRORS as error:
@@ -97,7 +108,16 @@ def from_onnx(
         raise LoweringError(f"model: TVM does not compile an operator of it: {reason}") from error
 
 
-RAW_ERRORS = (InternalError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+RAW_ERRORS = (
+    InternalError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def _loaded(model: Any) -> Any:
@@ -119,14 +139,48 @@ def _imported(model: Any, shapes: Mapping[str, Sequence[int]] | None) -> ir.IRMo
 
     from sparsetir.relax.onnx_operators import more_converters
 
+    _check_version(model)
     try:
         with more_converters():
-            return import_onnx(model, shape_dict=None if shapes is None else {n: list(s) for n, s in shapes.items()})
+            sizes = None if shapes is None else {n: list(s) for n, s in shapes.items()}
+            return _with_tensors_of_shapes(import_onnx(model, shape_dict=sizes))
     except SparseTIRError:
         raise
     except RAW_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise LoweringError(f"model: TVM's importer for ONNX does not take it: {reason}") from error
+
+
+def _check_version(model: Any) -> None:
+    """Raise for a version of ONNX's operators that the installed package does not know."""
+    onnx = importlib.import_module("onnx")
+    newest = onnx.defs.onnx_opset_version()
+    for opset in model.opset_import:
+        if opset.domain in ("", "ai.onnx") and opset.version > newest:
+            fault = f"model: expected operators of version {newest} or earlier, got version {opset.version}"
+            raise LoweringError(f"{fault}. Convert it with onnx.version_converter, or install a later onnx.")
+
+
+def _with_tensors_of_shapes(mod: ir.IRModule) -> ir.IRModule:
+    """Return a module whose function returns shapes, as results of ``Shape`` are, as tensors of int64."""
+    func = mod["main"]
+    body = func.body
+    parts = list(body.body.fields) if isinstance(body.body, relax.Tuple) else [body.body]
+    if not any(isinstance(part.ty, relax.ShapeType) for part in parts):
+        return mod
+    results, bindings = [], []
+    for part in parts:
+        if isinstance(part.ty, relax.ShapeType):
+            tensor = relax.Var("shape", relax.TensorType([int(part.ty.ndim)], "int64"))
+            bindings.append(relax.VarBinding(tensor, relax.op.shape_to_tensor(part)))
+            part = tensor
+        results.append(part)
+    result = relax.Tuple(results) if isinstance(body.body, relax.Tuple) else results[0]
+    types = [part.ty for part in results]
+    whole = relax.SeqExpr([*body.blocks, relax.BindingBlock(bindings)], result)
+    returned = ir.TupleType(types) if isinstance(body.body, relax.Tuple) else types[0]
+    mod["main"] = relax.Function(func.params, whole, returned, func.is_pure, func.attrs)
+    return relax.transform.Normalize()(mod)
 
 
 # ------------------------------------------------------------------ sparse initializers
@@ -157,6 +211,10 @@ def _sparse_value(node: Any) -> Any:
 def _dense(onnx: Any, name: str, tensor: Any) -> np.ndarray:
     """Return the array of a sparse tensor, whose indices are linear or one row for each entry."""
     shape = tuple(int(size) for size in tensor.dims)
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise ArgumentError(f"model: expected up to {MOST_ELEMENTS} elements in {name!r}, got the shape {shape}.")
+    if tensor.values.data_type == onnx.TensorProto.STRING:
+        raise ArgumentTypeError(f"model: expected numbers in {name!r}, got strings.")
     values = onnx.numpy_helper.to_array(tensor.values).reshape(-1)
     indices = onnx.numpy_helper.to_array(tensor.indices).astype("int64")
     total = math.prod(shape)

@@ -17,9 +17,12 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from sparsetir.errors import LoweringError
 from sparsetir.relax.epilogues import known
 from sparsetir.relax.operators import constant, is_float, ranks, reshape
 from sparsetir.utils.caches import ForkLock
+
+SCALE_ERROR = 1e-6  # relative, of the product of a size and a scale in float32
 
 _lock = ForkLock()
 
@@ -188,7 +191,7 @@ def _extreme_of_all(reduction: Any) -> Any:
                 return result
             is_nan = bb.normalize(relax.op.astype(bb.normalize(relax.op.isnan(x)), "int8"))
             most = getattr(onnx_frontend.ReduceMax, version)(bb, [is_nan, *inputs[1:]], attr, params)
-            return _nan_where(bb, relax.op.astype(bb.normalize(most), "bool"), result)
+            return _nan_where(bb, relax.op.greater(bb.normalize(most), relax.const(0, "int8")), result)
 
         return classmethod(convert)
 
@@ -228,6 +231,194 @@ class OneHot(onnx_frontend.OneHot):
         return relax.op.astype(bb.normalize(super()._impl_v11(bb, inputs, attr, params)), dtype)
 
 
+def _refused(operator: str, fault: str) -> LoweringError:
+    return LoweringError(f"model: {operator} {fault}, which TVM does not compute. Take that node out of the model.")
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _with_every_version(operator: Any, make: Any) -> Any:
+    """Return a converter whose versions are `make` of its original ones, which take the same arguments."""
+    names = [name for name in dir(operator) if name.startswith("_impl_v")]
+    versions = {name: staticmethod(make(getattr(operator, name))) for name in names}
+    return type(operator.__name__, (operator,), versions)
+
+
+def _padded(original: Any) -> Any:
+    """Return a converter of pools whose padding is known: that of ``auto_pad`` with steps within the window."""
+
+    def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        window = attr.get("kernel_shape")
+        attr = _with_padding(attr, list(inputs[0].ty.shape)[2:], [int(size) for size in window])
+        if _text(attr.get("auto_pad", "NOTSET")) == "VALID":
+            attr = {**attr, "auto_pad": b"NOTSET", "pads": [0] * 2 * len(window), "ceil_mode": 0}
+        return original(bb, inputs, attr, params)
+
+    return convert
+
+
+def _powers_padded(original: Any) -> Any:
+    """As `_padded`, for pools of powers, whose windows beyond the end TVM does not sum."""
+    padded = _padded(original)
+
+    def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        if attr.get("ceil_mode", 0) and _text(attr.get("auto_pad", "NOTSET")) != "VALID":
+            raise _refused("LpPool", "has ceil_mode=1")
+        return padded(bb, inputs, attr, params)
+
+    return convert
+
+
+def _of_output_shape(original: Any) -> Any:
+    """Return a converter of transposed convolutions whose padding follows from the shape of the result."""
+
+    def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        sizes = list(inputs[0].ty.shape)[2:]
+        kind, asked = _text(attr.get("auto_pad", "NOTSET")), attr.get("output_shape")
+        if asked is None and not kind.startswith("SAME"):
+            return original(bb, inputs, attr, params)
+        if not known(sizes):
+            raise _refused("ConvTranspose", "has output_shape or auto_pad for an image of open sizes")
+        ones = [1] * len(sizes)
+        strides, dilations = attr.get("strides", ones), attr.get("dilations", ones)
+        window = [int(size) for size in list(inputs[1].ty.shape)[2:]]
+        beyond = list(attr.get("output_padding", [0] * len(sizes)))
+        targets = asked[-len(sizes) :] if asked else [int(n) * s for n, s in zip(sizes, strides, strict=True)]
+        pads = []
+        for d, (n, k, target) in enumerate(zip(sizes, window, targets, strict=True)):
+            total = strides[d] * (int(n) - 1) + beyond[d] + (k - 1) * dilations[d] + 1 - target
+            beyond[d] += max(-total, 0)
+            half, total = max(total, 0) // 2, max(total, 0)
+            pads.append((half, total - half) if kind == "SAME_UPPER" else (total - half, half))
+        if any(more >= step for more, step in zip(beyond, strides, strict=True)):
+            raise _refused("ConvTranspose", f"has output_shape {list(targets)}, beyond what its windows reach")
+        left = {n: v for n, v in attr.items() if n not in ("auto_pad", "output_shape")}
+        flat = [before for before, _ in pads] + [after for _, after in pads]
+        return original(bb, inputs, {**left, "pads": flat, "output_padding": beyond}, params)
+
+    return convert
+
+
+def _of_whole_sizes(original: Any) -> Any:
+    """Return a converter of ``Resize`` that refuses what TVM computes in another way."""
+
+    def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        for name, usual in (("antialias", 0), ("exclude_outside", 0), ("keep_aspect_ratio_policy", "stretch")):
+            if _text(attr.get(name, usual)) != str(usual):
+                raise _refused("Resize", f"has {name}={_text(attr[name])}")
+        scales = onnx_frontend.get_constant(inputs[2], params) if len(inputs) > 2 and inputs[2] is not None else None
+        sizes = list(inputs[0].ty.shape)
+        if isinstance(scales, ir.GenericConst) and scales.value.numpy().size:
+            if not known(sizes):
+                raise _refused("Resize", "scales an image of open sizes")
+            wide = [float(scale) * int(n) for scale, n in zip(scales.value.numpy(), sizes, strict=True)]
+            if any(abs(n - round(n)) > SCALE_ERROR * max(n, 1) for n in wide):
+                raise _refused("Resize", "scales an image to a size that is no whole number")
+        return original(bb, inputs, attr, params)
+
+    return convert
+
+
+class IsInf(onnx_frontend.OnnxOpConverter):
+    """Which elements are infinities of the signs that are asked for."""
+
+    @classmethod
+    def _impl_v10(cls, bb: Any, inputs: Any, attr: Any, _params: Any) -> Any:
+        (x, *_), found = inputs, []
+        for name, limit in (("detect_negative", -math.inf), ("detect_positive", math.inf)):
+            if attr.get(name, 1):
+                found.append(bb.normalize(relax.op.equal(x, relax.const(limit, str(x.ty.dtype.dtype)))))
+        if len(found) == 2:
+            return relax.op.logical_or(*found)
+        return found[0] if found else relax.op.isinf(bb.normalize(relax.op.zeros_like(x)))
+
+
+class Dropout(onnx_frontend.OnnxOpConverter):
+    """The tensor as it is, and a mask that keeps all of it."""
+
+    @classmethod
+    def _impl_v7(cls, bb: Any, inputs: Any, _attr: Any, params: Any) -> Any:
+        training = onnx_frontend.get_constant(inputs[2], params) if len(inputs) > 2 and inputs[2] is not None else None
+        if training is not None and not (isinstance(training, ir.GenericConst) and not training.value.numpy().any()):
+            raise _refused("Dropout", "is in training mode")
+        x = inputs[0]
+        kept = relax.op.equal(bb.normalize(relax.op.zeros_like(x)), bb.normalize(relax.op.zeros_like(x)))
+        return relax.Tuple([x, bb.normalize(kept)])
+
+    _impl_v1 = _impl_v6 = _impl_v10 = _impl_v12 = _impl_v13 = _impl_v22 = _impl_v7
+
+
+class LayerNormalization(onnx_frontend.LayerNormalization):
+    """A normalized tensor, the means and the inverse deviations."""
+
+    @classmethod
+    def _impl_v17(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        result = super()._impl_v17(bb, inputs, dict(attr), params)
+        if attr.get("tvm_custom", {}).get("num_outputs", 1) == 1:
+            return result
+        x, rank = inputs[0], int(inputs[0].ty.ndim)
+        x = x if str(x.ty.dtype.dtype) == "float64" else bb.normalize(relax.op.astype(x, "float32"))
+        axes = list(range(attr.get("axis", -1) % rank, rank))
+        mean = bb.normalize(relax.op.mean(x, axes, keepdims=True))
+        spread = bb.normalize(relax.op.variance(x, axes, keepdims=True))
+        lifted = relax.op.add(spread, relax.const(attr.get("epsilon", 1e-05), str(x.ty.dtype.dtype)))
+        return relax.Tuple([result.fields[0], mean, bb.normalize(relax.op.rsqrt(bb.normalize(lifted)))])
+
+
+class Expand(onnx_frontend.Expand):
+    """A tensor that is broadcast together with a shape."""
+
+    @classmethod
+    def _impl_v13(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        x, shape = inputs[0], inputs[1]
+        if isinstance(shape, (relax.ShapeExpr, ir.GenericConst)):
+            return super()._impl_v13(bb, inputs, attr, params)
+        own = list(x.ty.shape)
+        missing = int(shape.ty.shape.values[0]) - len(own)
+        ones = [1] * abs(missing)
+        if missing < 0:
+            shape = bb.normalize(relax.op.concat([constant(np.array(ones, "int64")), shape], axis=0))
+        extents = relax.ShapeExpr([*(ones if missing > 0 else []), *own])
+        here = bb.normalize(relax.op.shape_to_tensor(bb.normalize(extents)))
+        is_one = bb.normalize(relax.op.equal(shape, relax.const(1, "int64")))
+        return super()._impl_v13(bb, [x, bb.normalize(relax.op.where(is_one, here, shape))], attr, params)
+
+
+def _of_small_shifts(original: Any) -> Any:
+    """Return a converter of shifts whose results are 0 where all bits are shifted out."""
+
+    def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        x, shift = inputs[:2]
+        dtype = str(x.ty.dtype.dtype)
+        number = lambda value: relax.const(value, dtype)  # noqa: E731
+        is_out = bb.normalize(relax.op.greater_equal(shift, number(np.iinfo(dtype).bits)))
+        within = bb.normalize(relax.op.where(is_out, number(0), shift))
+        shifted = bb.normalize(original(bb, [x, within, *inputs[2:]], attr, params))
+        return relax.op.where(is_out, number(0), shifted)
+
+    return convert
+
+
+def _without_maxima(original: Any) -> Any:
+    def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        if _text(attr.get("mode", "avg")) != "avg":
+            raise _refused("RoiAlign", f"has mode={_text(attr['mode'])}")
+        return original(bb, inputs, attr, params)
+
+    return convert
+
+
+def _without_wide_integers(original: Any) -> Any:
+    def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        if str(inputs[0].ty.dtype.dtype) == "uint64":
+            raise _refused("TopK", "orders uint64")
+        return original(bb, inputs, attr, params)
+
+    return convert
+
+
 class Celu(onnx_frontend.OnnxOpConverter):
     """``max(0, x) + min(0, alpha * (exp(x / alpha) - 1))``."""
 
@@ -253,6 +444,18 @@ CORRECTED = {
     "ReduceL1": _along_no_axes(onnx_frontend.ReduceL1, relax.op.abs),
     "ReduceL2": _along_no_axes(onnx_frontend.ReduceL2, relax.op.abs),
     "ReduceLogSum": _along_no_axes(onnx_frontend.ReduceLogSum, relax.op.log),
+    "MaxPool": _with_every_version(onnx_frontend.MaxPool, _padded),
+    "AveragePool": _with_every_version(onnx_frontend.AveragePool, _padded),
+    "LpPool": _with_every_version(onnx_frontend.LpPool, _powers_padded),
+    "ConvTranspose": _with_every_version(onnx_frontend.ConvTranspose, _of_output_shape),
+    "Resize": _with_every_version(onnx_frontend.Resize, _of_whole_sizes),
+    "RoiAlign": _with_every_version(onnx_frontend.RoiAlign, _without_maxima),
+    "TopK": _with_every_version(onnx_frontend.TopK, _without_wide_integers),
+    "BitShift": _with_every_version(onnx_frontend.BitShift, _of_small_shifts),
+    "IsInf": IsInf,
+    "Dropout": Dropout,
+    "LayerNormalization": LayerNormalization,
+    "Expand": Expand,
 }
 
 

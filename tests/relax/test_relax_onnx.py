@@ -37,6 +37,10 @@ def network(nodes: list[Any], inputs: list[Any], outputs: list[Any], dense: dict
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def X(*shape: int) -> np.ndarray:
+    return np.random.default_rng(4).standard_normal(shape).astype("float32")
+
+
 V, W, B = pruned(30, 24, seed=1), pruned(40, 30), np.ones(24, "float32")
 
 
@@ -238,3 +242,123 @@ def test_corrected_operators_are_those_of_the_reference(op: str, attributes: Any
     found = np.asarray(srelax.from_onnx(model)(*given.values()))
     assert found.dtype == expected.dtype
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def one_node(op: str, arrays: dict[str, np.ndarray], outputs: int = 1, *, fixed: bool = True, **attributes: Any) -> Any:
+    """A model of a node with these inputs; those after the first are constants if they are fixed."""
+    node = helper.make_node(op, list(arrays), [f"y{n}" for n in range(outputs)], **attributes)
+    held = [numpy_helper.from_array(array, name) for name, array in arrays.items() if fixed and name != "x"]
+    kind = lambda array: helper.np_dtype_to_tensor_dtype(array.dtype)  # noqa: E731
+    given = [
+        helper.make_tensor_value_info(name, kind(array), array.shape)
+        for name, array in arrays.items()
+        if name not in [tensor.name for tensor in held]
+    ]
+    results = [helper.make_value_info(f"y{n}", onnx.TypeProto()) for n in range(outputs)]
+    graph = helper.make_graph([node], "one", given, results, held)
+    opset = 20 if op in ("ReduceMax", "ReduceMin", "AveragePool", "IsInf") else 18
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+ROW = np.arange(6, dtype="float32").reshape(1, 1, 6)
+SAME_NODES: dict[str, Any] = {
+    "layer norm": ("LayerNormalization", {"x": X(2, 3, 4), "s": X(3, 4), "b": X(3, 4)}, 3, {"axis": 1}),
+    "positive infinities": ("IsInf", {"x": np.array([1, np.inf, -np.inf], "f4")}, 1, {"detect_negative": 0}),
+    "negative infinities": ("IsInf", {"x": np.array([1, np.inf, -np.inf], "f4")}, 1, {"detect_positive": 0}),
+    "no rows": ("ReduceMax", {"x": np.ones((3, 0), "f4"), "a": np.array([1])}, 1, {}),
+    "no columns": ("ReduceMin", {"x": np.ones((3, 0), "f8"), "a": np.array([1])}, 1, {}),
+    "shifted out": ("BitShift", {"x": np.array([1, 6, 7], "u4"), "n": np.array([1, 31, 33], "u4")}, 1,
+                    {"direction": "LEFT"}),
+    "shape": ("Shape", {"x": X(3, 4, 5)}, 1, {}),
+    "part of a shape": ("Shape", {"x": X(3, 4, 5)}, 1, {"start": 1, "end": 2}),
+}  # fmt: skip
+
+
+# Where the reference evaluator leaves the specification.
+SPECIFIED_NODES: dict[str, Any] = {
+    "dilated window": ("AveragePool", {"kernel_shape": [3], "dilations": [2], "auto_pad": "SAME_UPPER"},
+                       [1, 2, 2, 3, 3, 4]),
+    "window with gaps": ("MaxPool", {"kernel_shape": [1], "strides": [4], "auto_pad": "SAME_UPPER"}, [0, 4]),
+    "valid": ("MaxPool", {"kernel_shape": [3], "strides": [2], "auto_pad": "VALID", "ceil_mode": 1}, [2, 4]),
+    "output shape": ("ConvTranspose", {"strides": [2], "output_shape": [12]}, [0, 1, 1, 3, 2, 5, 3, 7, 4, 9, 5, 5]),
+    "same sizes": ("ConvTranspose", {"strides": [3], "auto_pad": "SAME_UPPER"},
+                   [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPECIFIED_NODES)
+def test_nodes_are_those_of_the_specification(name: str) -> None:
+    op, attributes, expected = SPECIFIED_NODES[name]
+    arrays = {"x": ROW, "w": np.ones((1, 1, 3), "f4")} if op == "ConvTranspose" else {"x": ROW}
+    found = srelax.from_onnx(one_node(op, arrays, **attributes))(ROW)
+    np.testing.assert_allclose(found, np.array(expected, "f4").reshape(1, 1, -1))
+
+
+@pytest.mark.parametrize("name", SAME_NODES)
+def test_nodes_are_those_of_the_reference(name: str) -> None:
+    op, arrays, outputs, attributes = SAME_NODES[name]
+    model = one_node(op, arrays, outputs, **attributes)
+    compiled = srelax.from_onnx(model)(arrays["x"])
+    expected = ReferenceEvaluator(model).run(None, {"x": arrays["x"]})
+    found = compiled if isinstance(compiled, tuple) else (compiled,)
+    assert len(found) == len(expected)
+    for own, other in zip(found, expected, strict=True):
+        assert (own.shape, own.dtype) == (np.shape(other), np.asarray(other).dtype)
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [[2, 1, 6], [1, 1], [3, 4], [1], [5, 1, 1, 1]])
+def test_tensors_are_expanded_to_shapes_that_are_passed(shape: list[int]) -> None:
+    x = X(3, 1 if shape[-1] > 4 else 4)
+    arrays = {"x": x, "shape": np.array(shape)}
+    compiled = srelax.from_onnx(one_node("Expand", arrays, fixed=False))
+    np.testing.assert_array_equal(compiled(x, arrays["shape"]), x * np.ones(shape, "f4"))
+
+
+def test_dropout_keeps_all() -> None:
+    kept, mask = srelax.from_onnx(one_node("Dropout", {"x": ROW}, 2))(ROW)
+    np.testing.assert_array_equal(kept, ROW)
+    assert mask.dtype == bool
+    assert mask.all()
+
+
+IMAGE = X(1, 1, 7)
+REFUSED_NODES: dict[str, Any] = {
+    "no whole number": ("Resize", {"x": IMAGE, "": None, "s": np.array([1, 1, 0.5], "f4")}, {"mode": "linear"}),
+    "antialias=1": ("Resize", {"x": IMAGE, "": None, "s": np.ones(3, "f4")}, {"antialias": 1, "mode": "linear"}),
+    "ceil_mode=1": ("LpPool", {"x": IMAGE}, {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}),
+    "orders uint64": ("TopK", {"x": np.arange(4, dtype="u8"), "k": np.array([2])}, {}),
+    "Only constant axes": ("ReduceSum", {"x": IMAGE, "a": np.array([2])}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED_NODES)
+def test_nodes_that_tvm_computes_otherwise_are_refused(message: str) -> None:
+    op, arrays, attributes = REFUSED_NODES[message]
+    arrays = {name: np.zeros(0, "f4") if array is None else array for name, array in arrays.items()}
+    names = [name for name in arrays if name]
+    model = one_node(op, {name or "roi": array for name, array in arrays.items()}, 1, fixed="axes" not in message,
+                     **attributes)  # fmt: skip
+    if len(names) < len(arrays):
+        model.graph.node[0].input[1] = ""
+        del model.graph.initializer[0]
+    if op == "TopK":
+        model = one_node(op, arrays, 2, **attributes)
+    with pytest.raises(LoweringError, match=message):
+        srelax.from_onnx(model)
+
+
+def test_versions_that_the_package_does_not_know_are_refused() -> None:
+    model = one_node("Relu", {"x": ROW})
+    model.opset_import[0].version = onnx.defs.onnx_opset_version() + 1
+    with pytest.raises(LoweringError, match=r"expected operators of version .* or earlier"):
+        srelax.from_onnx(model)
+
+
+@pytest.mark.parametrize(("dims", "message"), [([2**40, 2**30], "elements in 'W'"), (None, "got strings")])
+def test_sparse_initializers_that_cannot_be_weights(dims: list[int] | None, message: str) -> None:
+    values = numpy_helper.from_array(np.ones(1, "f4") if dims else np.array(["a"], object), "W")
+    weight = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([0])), dims or [40, 24])
+    nodes = [helper.make_node("MatMul", ["x", "W"], ["y"])]
+    with pytest.raises(ArgumentError if dims else ArgumentTypeError, match=message):
+        srelax.from_onnx(network(nodes, [("x", [2, 40])], [("y", [2, 24])], {}, [weight]))
