@@ -288,7 +288,8 @@ class BlockMatrix:
     def pca(self, k: int = 50, *, progress: bool = False) -> PCA:
         """Return the first `k` principal components.
 
-        Up to 8,192 columns from the Gram matrix, exactly, in two passes; above by a block Krylov method.
+        Up to 8,192 columns from the Gram matrix, exactly, in two passes, if `memory` holds three dense matrices of all
+        columns (96 MB for 2,000); else by a block Krylov method, which warns where its passes leave an error.
 
         Parameters
         ----------

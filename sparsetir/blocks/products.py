@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -120,6 +121,11 @@ def by_passes(apply: Callable[[Array], Array], squares: float, mean: Array, rows
     """Return components from products with the centred Gram matrix, by block Krylov with full reorthogonalisation.
 
     Source: Musco and Musco, "Randomized block Krylov methods", NeurIPS 2015.
+
+    Warns
+    -----
+    UserWarning
+        The components are less exact than `TOLERANCE` after `MAX_PASSES`, as where variances are nearly equal.
     """
     n = len(mean)
     width = min(n, k + OVERSAMPLING)
@@ -136,6 +142,13 @@ def by_passes(apply: Callable[[Array], Array], squares: float, mean: Array, rows
         block = images[:, -width:]
         for _ in range(2):  # once leaves errors of rounding
             block = np.linalg.qr(block - basis @ (basis.T @ block))[0]
+    else:
+        error = residual.max() / abs(values[-1])
+        warnings.warn(
+            f"pca: after {MAX_PASSES} passes components are exact to {error:.0e} of the largest variance only. Up to "
+            f"{MAX_GRAM_FEATURES} columns they are exact where memory= holds three dense matrices of all columns.",
+            stacklevel=4,
+        )
     return _sorted(values, basis @ ritz, squares, mean, rows, k)
 
 

@@ -255,6 +255,9 @@ def _first(term: str, kind: Kind, count: int) -> set[str]:
 # ------------------------------------------------------------------ steps
 
 
+MOST_MERGED = 3  # sparse operands that one kernel merges: its branches double with each
+
+
 def plan(
     task: EinsumTask,
     sizes: Mapping[str, int],
@@ -281,8 +284,13 @@ def plan(
     if masked is not None:
         return [masked], goal
     is_one = len(task.kinds) < 3 or not task.ring.is_usual or is_prefix
-    if is_one or (goal.assembled and _merges(task)):
-        order = [Contraction(tuple(range(len(task.kinds))), goal.letters, 0.0)]
+    count = len(task.kinds)
+    merges = goal.assembled and _merges(task)
+    if merges and count > MOST_MERGED and all(kind.layout is not None for kind in task.kinds):
+        firsts = [0, *range(count, 2 * count - 2)]  # the result so far
+        order = [Contraction((first, at), goal.letters, 0.0) for at, first in enumerate(firsts, 1)]
+    elif is_one or merges:
+        order = [Contraction(tuple(range(count)), goal.letters, 0.0)]
     else:
         order = _order(task, goal, sizes, stored, known)
     return _steps(task, order, goal), goal
@@ -346,7 +354,8 @@ def _steps(task: EinsumTask, order: Sequence[Contraction], goal: Target) -> list
     values, steps = _operands(task), []
     for step in order:
         members = [values[n] for n in step.members]
-        at = next((n for n, o in enumerate(members) if _carries(o, step.output)), None)
+        is_union = goal.assembled and not task.drives  # stored where any operand is
+        at = None if is_union else next((n for n, o in enumerate(members) if _carries(o, step.output)), None)
         is_last = step is order[-1]
         if is_last:
             at = goal.pattern if len(order) == 1 or goal.pattern is None else at

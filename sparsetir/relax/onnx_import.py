@@ -61,7 +61,8 @@ def from_onnx(
     sparsify : Pass or sequence of Pass, optional
         Passes that run on the model before it is lowered.
     report : list, optional
-        A `Layer` is appended for each sparse initializer and each product with it.
+        A `Layer` is appended for each sparse initializer and each product with it, and for each weight that
+        `SparsifyWeights` decided about.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`.
     target : Target, str or dict, optional
@@ -96,8 +97,14 @@ def from_onnx(
     mod = owner.rewritten(mod)
     if report is not None:
         report.extend(owner.layers)
+    passes = list(sparsify) if isinstance(sparsify, Sequence) else [sparsify]
+    before = [len(getattr(each, "layers", ())) for each in passes]
     try:
-        return compile_model(mod, target, sparsify=sparsify, database=database)
+        compiled = compile_model(mod, target, sparsify=sparsify, database=database)
+        if report is not None:
+            for each, count in zip(passes, before, strict=True):
+                report.extend(list(getattr(each, "layers", ()))[count:])
+        return compiled
     except VerifyError as error:  # of a program that TVM makes of an operator
         reason = str(error).partition("\n")[0]
         raise LoweringError(f"model: TVM does not compile an operator of it: {reason}") from error

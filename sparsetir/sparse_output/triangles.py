@@ -52,8 +52,10 @@ def triangles(A: Any) -> int:
     StructureError
         Its index arrays name rows or columns outside of the shape.
 
-    Notes ----- Each edge is stored with the vertex with fewer neighbours, so that no row is long. Then the neighbours
-    of a vertex are marked, and the marked ones among the neighbours of its neighbours are counted. Sorted rows that
+    Notes
+    -----
+    Each edge is stored with the vertex with fewer neighbours, so that no row is long. Then the neighbours of a vertex
+    are marked, and the marked ones among the neighbours of its neighbours are counted. Sorted rows that
     hold each edge in both directions, or in one below or above the diagonal, are used as stored; where they are short,
     each edge stays with the vertex that comes last, or first where it is stored in that direction alone.
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import scipy.sparse as sp
 import sparsetir
 from quick_code import quickly
 from sparsetir.blocks import reading, results
-from sparsetir.blocks.products import LANCZOS_RATIO, _largest
+from sparsetir.blocks.products import LANCZOS_RATIO, _largest, by_passes
 from sparsetir.errors import ArgumentError, FileFormatError, WriteError
 from sparsetir.io import stores
 from sparsetir.io.stores import RawArray
@@ -414,6 +415,17 @@ def test_principal_components_are_exact(tmp_path: Path, monkeypatch: pytest.Monk
         np.testing.assert_allclose(np.abs(p.components_ @ vectors.T), np.eye(5), atol=1e-3)
         np.testing.assert_allclose(p.explained_variance_ratio_, values**2 / (D**2).sum(), rtol=1e-6)
         np.testing.assert_allclose(p.transform(M), D @ p.components_.T, atol=1e-8)
+
+
+def test_components_of_nearly_equal_variances_come_with_a_warning() -> None:
+    A = np.random.default_rng(1).standard_normal((400, 300))
+    for scale, is_exact in ((1.0, False), (0.7, True)):
+        gram = A.T @ A * np.outer(scale ** np.arange(300), scale ** np.arange(300))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = by_passes(lambda Q, gram=gram: gram @ Q, float(np.trace(gram)), np.zeros(300), 400, 4)
+        np.testing.assert_allclose(found.singular_values_, np.sqrt(np.linalg.eigvalsh(gram)[:-5:-1]), rtol=1e-6)
+        assert [("exact to" in str(w.message)) for w in caught] == [True] * (not is_exact)
 
 
 @pytest.mark.parametrize("kind", range(4))

@@ -506,6 +506,15 @@ def test_computed_patterns(case: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("combine", ["mul", "add", "max", "min"])
+@pytest.mark.parametrize("kind", ["r", "l", "t"])
+def test_many_sparse_operands_are_merged_in_pairs(kind: str, combine: str) -> None:
+    letters = "abc" if kind == "t" else "ab"
+    arrays = [drawn(letters, n, 0.7) for n in range(12)]
+    found = einsum(f"{','.join([letters] * 12)}->{letters}", *(stored(a, kind) for a in arrays), combine=combine)
+    np.testing.assert_allclose(dense(found), reduce(JOIN[combine], arrays), atol=1e-12)
+
+
 @pytest.mark.parametrize("combine", ["add", "max", "min"])
 def test_unions(combine: str) -> None:
     A, B = drawn("ab", 1), drawn("ab", 2)

@@ -90,7 +90,10 @@ def test_no_entries_and_dense_weights_beside() -> None:
     wide, zeros = pruned(64, 128, density=0.05), np.zeros((40, 64), "float32")
     model = network(nodes, [("x", ["n", 40])], [("y", ["n", 128])], {"W": wide}, [stored("Z", zeros)])
     sparsify = srelax.SparsifyWeights(decide="predict")
-    compiled = srelax.from_onnx(model, sparsify=sparsify)
+    report: list[Any] = []
+    compiled = srelax.from_onnx(model, sparsify=sparsify, report=report)
+    assert [layer.shape for layer in report][-len(sparsify.layers) :] == [layer.shape for layer in sparsify.layers]
+    assert len(report) == 1 + len(sparsify.layers)
     assert not compiled(np.ones((3, 40), "float32")).any()
     assert [layer.is_sparse for layer in sparsify.layers] == [True]
 
