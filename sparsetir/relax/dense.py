@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import ir, relax, s_tir, tirx
+from tvm import ir, relax, s_tir, te, tirx
 from tvm.error import InternalError
 from tvm.ir import Var
 from tvm.runtime import DataType
@@ -128,11 +129,13 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
     of, of_right = (str(ty.dtype.dtype) for ty in (left, right))
     is_half = of == of_right == HALF and dtype == "float32" and has_unit(target)
     is_integers = of in EIGHT_BITS and of_right in EIGHT_BITS and dtype == "int32"
+    is_plain = of == of_right == dtype and dtype in ("float32", "float64")
+    if not (is_half or is_integers or is_plain):
+        return None
     if right.ndim != 2:
         is_batch = right.ndim == 3 and left.ndim == 2 and known(shapes[0].values)
-        return _of_batch(call, of, of_right, target) if is_batch and (is_half or is_integers) else None
-    if not is_half and not is_integers and (not of == of_right == dtype or dtype not in ("float32", "float64")):
-        return None
+        paired = _of_pairs(call, target) if is_plain and not is_batch else None
+        return _of_batch(call, of, of_right, target) if is_batch else paired
     *batch, n = left.shape.values
     feat, rows = right.shape.values[1], product(batch)
     weight = weight_of(call.args[1], value_of)
@@ -176,6 +179,32 @@ def _of_batch(call: ir.Call, of: str, of_right: str, target: Any) -> Head:
     return Head(result, make)
 
 
+def _of_pairs(call: ir.Call, target: Any) -> Head | None:
+    """Return the head of the products of each matrix of a batch with its own; None where their batches differ."""
+    left, right = ([*arg.ty.shape.values] for arg in call.args)
+    (*lead, rows, n), (*other, _, feat) = left, right
+    if len(lead) != len(other) or not all(map(same, lead, other)) or not known([n, feat]):
+        return None
+    dtype, batch = str(call.ty.dtype.dtype), product(lead)
+    height, _ = tiling(dtype, 0, target)
+    whole, shape = tuple(call.ty.shape.values), (batch, rows, feat)
+    result = EpilogueResult(shape, ("L", "I", "K"), dtype, whole)
+
+    def make(epilogue: programs.Epilogue | None) -> Lowered:
+        sizes = {"m": rows, "n": n, "feat": feat, "batch": batch}
+        program = programs.matmul(sizes, dtype, height, epilogue, 0, dtype, dtype, is_paired=True)
+        a, b = (
+            call.args
+            if len(lead) == 1
+            else (reshape(call.args[0], [batch, rows, n]), reshape(call.args[1], [batch, n, feat]))
+        )
+        return Lowered(
+            program, {"a_data": a, "b_data": b}, list(shape), list(whole), epilogue.dtype if epilogue else dtype
+        )
+
+    return Head(result, make)
+
+
 def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, ...]) -> tuple[EpilogueResult, Any]:
     """Return the head of a product with one row: dot products with the rows of the transposed weight."""
     n, feat = weight.shape
@@ -208,6 +237,95 @@ def tiling(dtype: str, columns: int, target: Any) -> tuple[int, int]:
 def packed(weight: np.ndarray, panel: int) -> np.ndarray:
     """Pack a matrix as panels of columns: (panels, rows, columns of a panel)."""
     return np.ascontiguousarray(weight.reshape(weight.shape[0], -1, panel).transpose(1, 0, 2))
+
+
+# ------------------------------------------------------------------------- convolutions
+
+
+MOST_WINDOWS = 1 << 30  # Bytes of the windows of all images of a convolution, which are written as rows of a matrix.
+MOST_WINDOWS_OF_ONE = 1 << 26  # Of each, where the number of images is open.
+LAYOUTS = {
+    "relax.nn.conv1d": ("NCW", "OIW"),
+    "relax.nn.conv2d": ("NCHW", "OIHW"),
+    "relax.nn.conv3d": ("NCDHW", "OIDHW"),
+}
+
+
+@relax.expr_functor.mutator
+class _Convolutions(relax.PyExprMutator):
+    """Rewrites convolutions of one group as products of windows, one row each, with the weights as a matrix."""
+
+    def visit_call_(self, call: ir.Call) -> Any:
+        call = self.visit_expr_post_order(call)
+        name = str(getattr(call.op, "name", ""))
+        if name not in LAYOUTS or not _is_whole_product(call, LAYOUTS[name]):
+            return call
+        bb, attrs = self.builder_, call.attrs
+        x, weight = call.args
+        batch, channels, *sizes = x.ty.shape.values
+        features, _, *window = weight.ty.shape.values
+        dims = list(range(2, 2 + len(sizes)))
+        steps, gaps = ([int(n) for n in part] for part in (attrs.strides, attrs.dilation))
+        before, after = np.array([int(n) for n in attrs.padding]).reshape(2, -1).tolist()
+        out = list(call.ty.shape.values)[2:]
+        x = bb.emit(relax.op.permute_dims(x, [0, *dims, 1]))
+        if any(before + after):
+            width = [0, 0, *(n for pair in zip(before, after, strict=True) for n in pair), 0, 0]
+            x = bb.emit(relax.op.nn.pad(x, width))
+        if any(int(n) != 1 for n in [*window, *steps]):
+            x = bb.emit_te(partial(_windows, out, window, steps, gaps), x, primfunc_name_hint="windows")
+        known_weight = constant_of(weight, self.lookup_binding)
+        order = [*dims, 1, 0]
+        depth = int(np.prod([int(n) for n in [channels, *window]]))
+        if known_weight is not None:
+            matrix = constant(np.ascontiguousarray(known_weight.transpose(order).reshape(depth, -1)))
+        else:
+            matrix = bb.emit(reshape(bb.emit(relax.op.permute_dims(weight, order)), [depth, features]))
+        rows = product([batch, *out])
+        y = bb.emit(relax.op.matmul(bb.emit(reshape(x, [rows, depth])), matrix))
+        y = bb.emit(reshape(y, [batch, *out, features]))
+        return relax.op.permute_dims(y, [0, len(dims) + 1, *range(1, len(dims) + 1)])
+
+
+def _is_whole_product(call: ir.Call, layouts: tuple[str, str]) -> bool:
+    """Return whether a convolution of floats has one group, the usual layouts and known sizes of images."""
+    types, attrs = [*(arg.ty for arg in call.args), call.ty], call.attrs
+    dtypes = {str(ty.dtype.dtype) for ty in types}
+    if len(dtypes) != 1 or not dtypes <= {"float32", "float64"} or int(attrs.groups) != 1:
+        return False
+    if (attrs.data_layout, attrs.kernel_layout) != layouts or attrs.out_layout not in ("", layouts[0]):
+        return False
+    shapes = [ty.shape for ty in types]
+    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return False
+    (batch, *image), weight, (_, *result) = (shape.values for shape in shapes)
+    sizes = [*image, *weight, *result]
+    if not known(sizes) or 0 in map(int, sizes):
+        return False
+    windows = math.prod(int(n) for n in [*weight[1:], *result[1:]]) * DataType(dtypes.pop()).itemsize
+    return windows * int(batch) <= MOST_WINDOWS if known([batch]) else windows <= MOST_WINDOWS_OF_ONE
+
+
+def _windows(out: list[Any], window: list[Any], steps: list[int], gaps: list[int], x: Any) -> Any:
+    """Return the elements that each window covers: batch, places, places in a window, channels."""
+    count = len(out)
+
+    def element(n: Any, *places: Any) -> Any:
+        at, within, channel = places[:count], places[count : 2 * count], places[-1]
+        inside = [a * step + w * gap for a, step, w, gap in zip(at, steps, within, gaps, strict=True)]
+        return x[(n, *inside, channel)]
+
+    return te.compute((x.shape[0], *out, *window, x.shape[-1]), element, name="windows")
+
+
+@tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.ConvolutionsAsProducts")
+def ConvolutionsAsProducts(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+    """Rewrite dense convolutions of floats as matrix products, which have schedules here."""
+    mutator = _Convolutions(mod)
+    for var, func in list(mod.functions.items()):
+        if isinstance(func, relax.Function):
+            mutator.builder_.update_func(var, mutator.visit_expr(func))
+    return mutator.builder_.get()
 
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.ScheduleDense")
@@ -313,11 +431,26 @@ def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
     across = _loop_across(sch.get(block))
     if across is not None and work >= LEAST_WORK and _tile(sch, block, loops, across):
         return
-    whole = sch.fuse(*loops)
-    outer, lanes = sch.split(whole, [None, LANES])
+    outer = _in_lanes(sch, block, loops, extents)
     if work >= LEAST_WORK:
         sch.parallel(outer)
+
+
+def _in_lanes(sch: s_tir.Schedule, block: Any, loops: list[Any], extents: list[Any]) -> Any:
+    """Vectorize the elements of a block; return the loop over vectors, or over rows that LLVM copies in vectors."""
+    if _is_copy_of_rows(sch, block, extents):
+        return sch.fuse(*loops[:-1])  # lanes would lie in two rows
+    outer, lanes = sch.split(sch.fuse(*loops), [None, LANES])
     sch.vectorize(lanes)
+    return outer
+
+
+def _is_copy_of_rows(sch: s_tir.Schedule, block: Any, extents: list[Any]) -> bool:
+    """Return whether a block copies rows whose length is no multiple of that of a vector."""
+    if len(extents) < 2 or not known(extents) or int(extents[-1]) < LANES or int(extents[-1]) % LANES == 0:
+        return False
+    stores = collect(sch.get(block).body, tirx.BufferStore)
+    return all(isinstance(store.value, ir.TensorLoad) for store in stores)
 
 
 def _loop_across(block: s_tir.SBlock) -> int | None:

@@ -487,11 +487,13 @@ def matmul(
     panel: int = 0,
     result: str | None = None,
     right: str | None = None,
+    *,
+    is_paired: bool = False,
 ) -> NamedProgram:
     """Return the program of ``C[i, k] = sum_j A[i, j] * B[j, k]`` for dense matrices, `rows` rows of A at a time.
 
     C and B have the dtypes `result` and `right`, by default that of A. If `shape` has a batch, so have B and C: A is
-    multiplied by each B; there is no panel then.
+    multiplied by each B, or each A by its own B if `is_paired`; there is no panel then.
 
     With a `panel`, which divides the columns, B is packed as panels of so many columns,
     ``B[k // panel, j, k % panel]``. C and the operands of the epilogue then have two dimensions for the columns,
@@ -510,14 +512,18 @@ def matmul(
         columns, (_pieces(shape["feat"], panel), panel) if panel else (shape["feat"],), strict=True
     ):
         draft.dense(name, extent)
-    draft.array("A", ("I", "J"), dtype)
+    lead = outer if is_paired else ()
+    draft.array("A", (*lead, "I", "J"), dtype)
     draft.array("B", (*outer, "J", columns[-1]), right or dtype)
     result = result or dtype
     axes: Axes = (*outer, "I", "K") if "batch" in shape else ("I", *columns)
     target = draft.finish("C", axes, result, epilogue)
     row = f"io * {rows} + ii"
     place = f"{target}[{', '.join(row if axis == 'I' else axis.lower() for axis in axes)}]"
-    factors = [f"A[{row}, j]", f"B[{', '.join((*outer, 'J', columns[-1])).lower()}]"]
+    factors = [
+        f"A[{', '.join((*lead, row, 'j')).replace('L', 'l')}]",
+        f"B[{', '.join((*outer, 'J', columns[-1])).lower()}]",
+    ]
     if result != dtype:
         factors = [f'T.Cast("{result}", {side})' for side in factors]
     body = [f"{place} = {place} + {' * '.join(factors)}"]

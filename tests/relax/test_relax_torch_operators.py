@@ -11,6 +11,7 @@ import pytest
 
 from sparsetir import relax
 from sparsetir.errors import LoweringError
+from sparsetir.relax import dense
 from sparsetir.relax.torch_import import importer
 
 torch = pytest.importorskip("torch")
@@ -464,3 +465,82 @@ def test_what_cannot_be_compiled_is_named(why: str) -> None:
     }[why]
     with pytest.raises(LoweringError, match=text):
         relax.from_torch(Several([function]).eval(), arguments)
+
+
+CONVOLUTIONS: dict[str, Any] = {
+    "3 x 3": (lambda: torch.nn.Conv2d(5, 24, 3, padding=1), (2, 5, 9, 19)),
+    "1 x 1": (lambda: torch.nn.Conv2d(6, 7, 1), (2, 6, 4, 5)),
+    "1 x 1 in steps": (lambda: torch.nn.Conv2d(6, 7, 1, stride=2), (2, 6, 5, 5)),
+    "steps and gaps": (lambda: torch.nn.Conv2d(3, 4, (3, 2), (2, 1), padding=(2, 0), dilation=(2, 3)), (1, 3, 11, 9)),
+    "uneven": (lambda: torch.nn.Sequential(torch.nn.ZeroPad2d((1, 0, 2, 1)), torch.nn.Conv2d(3, 4, 3)), (1, 3, 6, 7)),
+    "transposed": (lambda: torch.nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1), (1, 3, 6, 7)),
+    "same": (lambda: torch.nn.Conv2d(3, 4, 4, padding="same"), (1, 3, 6, 7)),
+    "groups": (lambda: torch.nn.Conv2d(6, 6, 3, padding=1, groups=6), (1, 6, 8, 8)),
+    "1-D": (lambda: torch.nn.Conv1d(4, 17, 5, padding=2, stride=3, bias=False), (3, 4, 40)),
+    "3-D": (lambda: torch.nn.Conv3d(2, 3, (1, 2, 3), padding=(0, 1, 1)), (1, 2, 3, 4, 5)),
+    "two, and more": (
+        lambda: torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3, 2)
+        ),
+        (1, 3, 20, 20),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_are_products(name: str, dtype: Any) -> None:
+    torch.manual_seed(0)
+    make, shape = CONVOLUTIONS[name]
+    model, x = make().to(dtype).eval(), torch.randn(shape, dtype=dtype)
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-4
+    with torch.no_grad():
+        torch.testing.assert_close(relax.from_torch(model, (x,))(x), model(x), rtol=tolerance, atol=tolerance)
+
+
+def test_convolutions_of_any_number_of_images_and_of_open_weights() -> None:
+    layer = torch.nn.Conv2d(3, 5, 3, padding=1).eval()
+    images = torch.export.Dim("images", min=2)
+    compiled = relax.from_torch(layer, (drawn(2, 3, 8, 8),), dynamic_shapes=({0: images},))
+    open_weights = relax.from_torch(Several([F.conv2d]).eval(), (drawn(1, 3, 8, 8), drawn(5, 3, 2, 2)))
+    for count in (2, 5):
+        x = drawn(count, 3, 8, 8, seed=count)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-5)
+    for seed in (1, 2):
+        x, weight = drawn(1, 3, 8, 8, seed=seed), drawn(5, 3, 2, 2, seed=seed)
+        torch.testing.assert_close(open_weights(x, weight)[0], F.conv2d(x, weight), rtol=1e-4, atol=1e-4)
+
+
+def test_windows_that_would_not_fit_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "MOST_WINDOWS", 100)
+    layer, x = torch.nn.Conv2d(3, 5, 3).eval(), drawn(2, 3, 8, 8)
+    called: list[Any] = []
+    monkeypatch.setattr(dense, "_windows", lambda *_: called.append(1))
+    with torch.no_grad():
+        torch.testing.assert_close(relax.from_torch(layer, (x,))(x), layer(x), rtol=1e-4, atol=1e-5)
+    assert not called
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((3, 17, 33), (3, 33, 19)), ((2, 3, 5, 7), (2, 3, 7, 9)), ((6, 7), (4, 7, 20)), ((1, 5, 7), (1, 7, 32)),
+        ((2, 1, 5, 7), (2, 3, 7, 9)), ((4, 1, 8), (4, 8, 16)), ((2, 64, 64), (2, 64, 64)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_of_batches(left: tuple[int, ...], right: tuple[int, ...], dtype: Any) -> None:
+    a, b = drawn(*left).to(dtype), drawn(*right, seed=1).to(dtype)
+    model = Several([torch.matmul, lambda a, b: torch.relu(a @ b + 1), lambda a, b: (a @ b).sum(-1)]).eval()
+    for own, expected in zip(relax.from_torch(model, (a, b))(a, b), model(a, b), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_products_of_any_number_of_pairs() -> None:
+    batch = torch.export.Dim("batch", min=2)
+    model = Several([lambda a, b: a @ b.transpose(1, 2)]).eval()
+    compiled = relax.from_torch(model, (drawn(3, 5, 8), drawn(3, 6, 8)), dynamic_shapes=(({0: batch}, {0: batch}),))
+    for count in (2, 7):
+        a, b = drawn(count, 5, 8, seed=count), drawn(count, 6, 8, seed=9)
+        torch.testing.assert_close(compiled(a, b)[0], a @ b.transpose(1, 2), rtol=1e-4, atol=1e-4)

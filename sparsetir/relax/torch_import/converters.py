@@ -39,6 +39,7 @@ def converters() -> dict[str, Converter]:
     }
     remaining = {"addmm.default": _addmm, "native_dropout.default": _dropout, "_embedding_bag.default": _embedding_bag}
     remaining |= {"_embedding_bag_forward_only.default": _embedding_bag}
+    remaining |= dict.fromkeys(("convolution.default", *(f"conv{n}d.default" for n in (1, 2, 3))), _convolution)
     remaining |= {"_trilinear.default": _trilinear, "_cdist_forward.default": _cdist}
     families = {**_of_places(), **_of_numbers(), **_of_orders()}
     return {**own_operators, **products, **scatters, **edges, **norms, **families, **remaining}
@@ -790,6 +791,36 @@ def _addmm(node: Any, importer: Any) -> Any:
     total = _scaled(importer, _matmul(importer, left, right), node.kwargs.get("alpha", 1))
     beta = node.kwargs.get("beta", 1)
     return total if beta == 0 else importer.block_builder.emit(relax.op.add(total, _scaled(importer, x, beta)))
+
+
+CONVOLUTIONS = {
+    1: (relax.op.nn.conv1d, relax.op.nn.conv1d_transpose, "NCW", "OIW"),
+    2: (relax.op.nn.conv2d, relax.op.nn.conv2d_transpose, "NCHW", "OIHW"),
+    3: (relax.op.nn.conv3d, relax.op.nn.conv3d_transpose, "NCDHW", "OIDHW"),
+}
+
+
+def _convolution(node: Any, importer: Any) -> Any:
+    """Convert a convolution in the dtype of its image, where TVM returns float32; halves are summed in float32."""
+    name, emit = node.target.__name__, importer.block_builder.emit
+    x, weight, *rest = importer.retrieve_args(node)
+    dtype, dims = _dtype(x), x.ty.ndim - 2
+    if dtype == "float32" or dims not in CONVOLUTIONS:
+        return importer.create_convert_map()[name](node)
+    usual: list[Any] = [None, 1, 0, 1, False, 0, 1] if name == "convolution.default" else [None, 1, 0, 1, 1]
+    given = list(rest) + usual[len(rest) :]
+    bias, steps, padding, gaps, *options = given
+    is_transposed, beyond, groups = options if len(options) == 3 else (False, 0, options[0])
+    wide = "float32" if dtype in HALVES else dtype
+    plain, transposed, layout, kernel_layout = CONVOLUTIONS[dims]
+    how: dict[str, Any] = {"strides": steps, "padding": padding, "dilation": gaps, "groups": groups}
+    how |= {"data_layout": layout, "kernel_layout": kernel_layout, "out_dtype": wide}
+    if is_transposed:
+        how |= {"output_padding": beyond, "kernel_layout": f"IO{kernel_layout[2:]}"}
+    y = emit((transposed if is_transposed else plain)(_cast(emit, x, wide), _cast(emit, weight, wide), **how))
+    if bias is not None:
+        y = emit(relax.op.add(y, emit(relax.op.reshape(_cast(emit, bias, wide), [1, -1, *([1] * dims)]))))
+    return _cast(emit, y, dtype)
 
 
 def _scatter(node: Any, importer: Any) -> Any:
