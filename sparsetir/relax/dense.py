@@ -44,9 +44,12 @@ from sparsetir.relax.structures import BuildOptions
 from sparsetir.schedules import Registers, has_unit
 
 MATMUL, TRANSPOSE, DEQUANTIZE = "relax.matmul", "relax.permute_dims", "relax.dequantize"
+BROADCAST = "relax.broadcast_to"
 LEAST_PANELS = 4  # Minimum of panels for packing a weight: with fewer, threads are idle.
 LEAST_WORK = 1 << 15  # Elements: waking a second thread takes as long as this much work.
 LANES = 16
+COLUMNS = 4  # Vectors of columns that are reduced together: lines of the cache that lie side by side.
+REDUCERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 TILE, NARROW_TILE = 16, 8  # Rows and columns of a transposition at once, and of one of numbers of `WIDE_BYTES`.
 WIDE_BYTES = 4
 HALF = "bfloat16"
@@ -121,7 +124,8 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
     """Return a dense matrix product as the head of a fusion; None for other calls and unsupported products."""
     if not isinstance(call, ir.Call) or getattr(call.op, "name", "") != MATMUL:
         return None
-    left, right = (arg.ty for arg in call.args)
+    matrix = _right_of(call, value_of)
+    left, right = call.args[0].ty, matrix.ty
     shapes = [ty.shape for ty in (left, right, call.ty)]
     if left.ndim < 2 or not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return None
@@ -138,7 +142,7 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
         return _of_batch(call, of, of_right, target) if is_batch else paired
     *batch, n = left.shape.values
     feat, rows = right.shape.values[1], product(batch)
-    weight = weight_of(call.args[1], value_of)
+    weight = weight_of(matrix, value_of)
     whole = tuple(call.ty.shape.values)
     if not known([n] if is_integers else [n, feat]):
         return None
@@ -152,14 +156,28 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
         sizes = {"m": rows, "n": n, "feat": feat}
         program = programs.matmul(sizes, of, height, epilogue, panel, dtype, of_right)
         x = call.args[0] if len(batch) == 1 else reshape(call.args[0], [rows, n])
-        operands = {"a_data": x, "b_data": call.args[1]}
+        operands = {"a_data": x, "b_data": matrix}
         if panel and weight is not None:
             operands["b_data"] = constant(packed(weight, panel))
-        elif weight is not None and not isinstance(call.args[1], ir.GenericConst):
+        elif weight is not None and not isinstance(matrix, ir.GenericConst):
             operands["b_data"] = constant(weight)
         return Lowered(program, operands, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
 
     return Head(result, make)
+
+
+def _right_of(call: ir.Call, value_of: Callable[[Any], Any]) -> Any:
+    """Return the right operand of a product: the matrix itself where each of a batch is multiplied by a copy of it."""
+    left, right = call.args
+    copied = resolved(right, value_of)
+    if getattr(getattr(copied, "op", None), "name", "") != BROADCAST or left.ty.ndim != right.ty.ndim:
+        return right
+    matrix, shapes = copied.args[0], [value.ty.shape for value in (left, right, copied.args[0])]
+    if matrix.ty.ndim != 2 or not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return right
+    (*lead, _, _), (*other, depth, columns), own = (shape.values for shape in shapes)
+    is_same = all(map(same, lead, other)) and all(map(same, own, (depth, columns)))
+    return matrix if is_same else right
 
 
 def _of_batch(call: ir.Call, of: str, of_right: str, target: Any) -> Head:
@@ -182,6 +200,8 @@ def _of_batch(call: ir.Call, of: str, of_right: str, target: Any) -> Head:
 def _of_pairs(call: ir.Call, target: Any) -> Head | None:
     """Return the head of the products of each matrix of a batch with its own; None where their batches differ."""
     left, right = ([*arg.ty.shape.values] for arg in call.args)
+    if min(len(left), len(right)) < 3:
+        return None
     (*lead, rows, n), (*other, _, feat) = left, right
     if len(lead) != len(other) or not all(map(same, lead, other)) or not known([n, feat]):
         return None
@@ -416,7 +436,7 @@ def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
         return
     work = int(np.prod([int(e) for e in extents])) if known(extents) else LEAST_WORK
     if lead < len(loops):  # A reduction: only the rows run in parallel.
-        outer = sch.fuse(*loops[:lead])
+        outer = _reduced_in_lanes(sch, block, lead)
         if work >= LEAST_WORK:
             sch.parallel(outer)
         return
@@ -434,6 +454,50 @@ def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
     outer = _in_lanes(sch, block, loops, extents)
     if work >= LEAST_WORK:
         sch.parallel(outer)
+
+
+def _reduced_in_lanes(sch: s_tir.Schedule, block: Any, lead: int) -> Any:
+    """Reduce in the lanes of a vector where elements lie side by side; return the loop over rows, or over columns.
+
+    Where the reduced elements do, each lane reduces some of them, and then the lanes are reduced. Where those of one
+    step do, each lane has a column.
+    """
+    loops = sch.get_loops(block)
+    spatial, reduced = loops[:lead], loops[lead:]
+    along = _side_by_side(sch.get(block), lead)
+    extents = [sch.get(loop).extent for loop in loops]
+    if along == "columns" and known(extents[lead - 1 : lead]) and int(extents[lead - 1]) % (COLUMNS * LANES) == 0:
+        *others, last = spatial
+        outer, column, lanes = sch.split(last, [None, COLUMNS, LANES])
+        sch.reorder(*others, outer, *reduced, column, lanes)
+        sch.vectorize(lanes)
+        return sch.fuse(*others, outer)
+    count = int(np.prod([int(n) for n in extents[lead:]])) if known(extents[lead:]) else 0
+    if along == "rows" and count >= 2 * LANES and count % LANES == 0:
+        _, inner = sch.split(sch.fuse(*reduced), [None, LANES])
+        partial_sums = sch.rfactor(inner, lead)
+        outer = sch.fuse(*sch.get_loops(block)[:lead])
+        sch.compute_at(partial_sums, outer)
+        sch.set_scope(partial_sums, 0, "local")
+        lanes, step = sch.get_loops(partial_sums)[-2:]
+        sch.reorder(step, lanes)
+        sch.vectorize(lanes)
+        return outer
+    return sch.fuse(*spatial)
+
+
+def _side_by_side(block: s_tir.SBlock, lead: int) -> str:
+    """Return what lies side by side in all operands of a reduction: elements of "rows", or of "columns", or nothing."""
+    names = [iv.var for iv in block.iter_vars]
+    stores = collect(block.body, tirx.BufferStore)
+    if len(stores) != 1 or not isinstance(stores[0].value, REDUCERS):
+        return ""
+    written = stores[0].buffer
+    loads = [x for x in collect(stores[0].value, ir.TensorLoad) if not x.source.same_as(written) and x.indices]
+    for kind, name in (("rows", names[-1]), ("columns", names[lead - 1])):
+        if loads and all(same(load.indices[-1], name) for load in loads):
+            return kind
+    return ""
 
 
 def _in_lanes(sch: s_tir.Schedule, block: Any, loops: list[Any], extents: list[Any]) -> Any:

@@ -526,13 +526,14 @@ def test_windows_that_would_not_fit_are_not_written(monkeypatch: pytest.MonkeyPa
     ("left", "right"),
     [
         ((3, 17, 33), (3, 33, 19)), ((2, 3, 5, 7), (2, 3, 7, 9)), ((6, 7), (4, 7, 20)), ((1, 5, 7), (1, 7, 32)),
-        ((2, 1, 5, 7), (2, 3, 7, 9)), ((4, 1, 8), (4, 8, 16)), ((2, 64, 64), (2, 64, 64)),
+        ((2, 1, 5, 7), (2, 3, 7, 9)), ((4, 1, 8), (4, 8, 16)), ((2, 64, 64), (2, 64, 64)), ((4, 5, 7), (7, 20)),
+        ((4, 5, 7), (7,)), ((7,), (4, 7, 5)), ((5, 7), (7,)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_products_of_batches(left: tuple[int, ...], right: tuple[int, ...], dtype: Any) -> None:
     a, b = drawn(*left).to(dtype), drawn(*right, seed=1).to(dtype)
-    model = Several([torch.matmul, lambda a, b: torch.relu(a @ b + 1), lambda a, b: (a @ b).sum(-1)]).eval()
+    model = Several([torch.matmul, lambda a, b: torch.relu(a @ b + 1), lambda a, b: (a @ b).sum()]).eval()
     for own, expected in zip(relax.from_torch(model, (a, b))(a, b), model(a, b), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
 
@@ -544,3 +545,39 @@ def test_products_of_any_number_of_pairs() -> None:
     for count in (2, 7):
         a, b = drawn(count, 5, 8, seed=count), drawn(count, 6, 8, seed=9)
         torch.testing.assert_close(compiled(a, b)[0], a @ b.transpose(1, 2), rtol=1e-4, atol=1e-4)
+
+
+REDUCTIONS = {
+    "sum": lambda x, d: x.sum(d),
+    "mean": lambda x, d: x.mean(d, keepdim=True),
+    "amax": lambda x, d: x.amax(d),
+    "amin": lambda x, d: (2 * x).amin(d),
+    "prod": lambda x, d: (0.1 * x).exp().prod(d),
+    "any": lambda x, d: (x > 2).any(d),
+    "variance": lambda x, d: x.var(d),
+    "softmax": lambda x, d: x.softmax(d),
+    "count": lambda x, d: (x > 0).sum(d),
+}
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (5, 96), (33, 31), (3, 64, 32), (1, 16), (16, 1), (2, 0, 32)])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_in_lanes(name: str, shape: tuple[int, ...]) -> None:
+    if name in ("amax", "amin", "variance") and 0 in shape:
+        return
+    x = drawn(*shape)
+    if x.numel() > 40:
+        x.view(-1)[3] = NAN if name.startswith("am") else INF if name == "any" else 0.5
+    model = Several([lambda x, d=d: REDUCTIONS[name](x, d) for d in (0, -1)]).eval()
+    for own, expected in zip(relax.from_torch(model, (x,))(x), model(x), strict=True):
+        assert own.dtype == expected.dtype
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers(kind: Any) -> None:
+    model, x = Several([]), drawn(3, 4, 16)
+    model.layer = kind(16, 32, batch_first=True)
+    model.functions = [lambda x: model.layer(x)[0]]
+    with torch.no_grad():
+        torch.testing.assert_close(relax.from_torch(model.eval(), (x,))(x)[0], model(x)[0], rtol=1e-4, atol=1e-5)
