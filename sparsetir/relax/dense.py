@@ -259,6 +259,50 @@ def packed(weight: np.ndarray, panel: int) -> np.ndarray:
     return np.ascontiguousarray(weight.reshape(weight.shape[0], -1, panel).transpose(1, 0, 2))
 
 
+# ------------------------------------------------------------------------- sums of halves
+
+HALVES = ("float16", "bfloat16")
+SUMMING = {
+    f"relax.{name}"
+    for name in (
+        *("sum", "mean", "variance", "std", "prod", "nn.softmax", "nn.log_softmax", "nn.layer_norm", "nn.group_norm"),
+        *("nn.instance_norm", "nn.rms_norm", "nn.avg_pool2d", "nn.adaptive_avg_pool2d"),
+    )
+}
+
+
+@relax.expr_functor.mutator
+class _WideSums(relax.PyExprMutator):
+    """Computes in float32 what adds up or multiplies many numbers of 16 bits, as torch does."""
+
+    def visit_call_(self, call: ir.Call) -> Any:
+        call = self.visit_expr_post_order(call)
+        name, dtype = str(getattr(call.op, "name", "")), str(getattr(getattr(call.ty, "dtype", None), "dtype", ""))
+        if dtype not in HALVES or (name not in SUMMING and name != "relax.cumsum"):
+            return call
+        emit = self.builder_.emit
+        wide = [emit(relax.op.astype(arg, "float32")) for arg in call.args]
+        if name == "relax.cumsum":
+            axis = None if call.attrs.axis is None else int(call.attrs.axis)
+            total = emit(relax.op.cumsum(wide[0], axis, "float32", bool(call.attrs.exclusive)))
+        else:
+            total = emit(relax.Call(call.op, wide, call.attrs))
+        return relax.op.astype(total, dtype)
+
+
+@tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.SumInSinglePrecision")
+def SumInSinglePrecision(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+    """Add up and multiply numbers of 16 bits in float32."""
+    return _mutated(mod, _WideSums(mod))
+
+
+def _mutated(mod: ir.IRModule, mutator: Any) -> ir.IRModule:
+    for var, func in list(mod.functions.items()):
+        if isinstance(func, relax.Function):
+            mutator.builder_.update_func(var, mutator.visit_expr(func))
+    return mutator.builder_.get()
+
+
 # ------------------------------------------------------------------------- convolutions
 
 
@@ -341,11 +385,7 @@ def _windows(out: list[Any], window: list[Any], steps: list[int], gaps: list[int
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.ConvolutionsAsProducts")
 def ConvolutionsAsProducts(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
     """Rewrite dense convolutions of floats as matrix products, which have schedules here."""
-    mutator = _Convolutions(mod)
-    for var, func in list(mod.functions.items()):
-        if isinstance(func, relax.Function):
-            mutator.builder_.update_func(var, mutator.visit_expr(func))
-    return mutator.builder_.get()
+    return _mutated(mod, _Convolutions(mod))
 
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.ScheduleDense")

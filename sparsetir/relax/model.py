@@ -31,7 +31,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError,
 from sparsetir.formats.pattern import hash_indices
 from sparsetir.interop.sources import array_of_numbers, check_detached, is_torch
 from sparsetir.ir.visitor import structural_walk
-from sparsetir.relax.dense import ConvolutionsAsProducts, ScheduleDense, is_ours
+from sparsetir.relax.dense import ConvolutionsAsProducts, ScheduleDense, SumInSinglePrecision, is_ours
 from sparsetir.relax.legalize import LowerSparse
 from sparsetir.relax.operators import has_zero, reshape
 from sparsetir.relax.programs import OPAQUE
@@ -668,6 +668,7 @@ def lowering(
         MarkOpaque,  # A user's programs are not to be fused with other operators.
         relax.transform.DecomposeOpsForInference(),
         ConvolutionsAsProducts,
+        SumInSinglePrecision,
         # Lower the operators and dense products, with their epilogues.
         LowerSparse(target, database, checked=checked, assume_finite=assume_finite),
         relax.transform.RemoveRedundantReshape(),

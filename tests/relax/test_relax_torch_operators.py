@@ -581,3 +581,24 @@ def test_recurrent_layers(kind: Any) -> None:
     model.functions = [lambda x: model.layer(x)[0]]
     with torch.no_grad():
         torch.testing.assert_close(relax.from_torch(model.eval(), (x,))(x)[0], model(x)[0], rtol=1e-4, atol=1e-5)
+
+
+SUMS_OF_HALVES = {
+    "sum": lambda x: x.sum(-1),
+    "mean": lambda x: x.mean(0),
+    "variance": lambda x: x.var(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "cumsum": lambda x: x[:, :64].cumsum(-1),
+    "layer norm": lambda x: F.layer_norm(x, (1024,)),
+    "product": lambda x: x[:, :8].prod(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_added_up_in_single_precision(dtype: Any) -> None:
+    x = (drawn(64, 1024) + 0.25).to(dtype)
+    model = Several(list(SUMS_OF_HALVES.values())).eval()
+    exact = [function(x.double()) for function in SUMS_OF_HALVES.values()]
+    for name, own, other, right in zip(SUMS_OF_HALVES, relax.from_torch(model, (x,))(x), model(x), exact, strict=True):
+        assert own.dtype == dtype
+        assert (own.double() - right).abs().max() <= 2 * (other.double() - right).abs().max() + 1e-6, name
