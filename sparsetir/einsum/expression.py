@@ -99,8 +99,8 @@ def einsum(
     Returns
     -------
     array, sparse object or number
-        A dense result is a numpy array, a torch tensor if an operand is one. A sparse one has the class of the operand
-        whose pattern it has; entries may hold zero. Of no letters: a number.
+        A dense result is a numpy array, which may be a transposed view, or a torch tensor if an operand is one. A
+        sparse one has the class of the operand whose pattern it has; entries may hold zero. Of no letters: a number.
 
     Raises
     ------

@@ -17,7 +17,6 @@ import scipy.sparse as sp
 from sparsetir.einsum import operators
 from sparsetir.einsum.expression import einsum
 from sparsetir.einsum.operators import (
-    as_scipy_has_it,
     as_tensor,
     astype,
     by_parts,
@@ -169,7 +168,10 @@ def _axis_of(axis: Any, dims: int) -> int:
 
 
 def _axes_of(axes: Any, dims: int) -> list[int]:
-    return [_axis_of(axis, dims) for axis in (axes if isinstance(axes, (tuple, list)) else (axes,))]
+    found = [_axis_of(axis, dims) for axis in (axes if isinstance(axes, (tuple, list)) else (axes,))]
+    if len(set(found)) < len(found):
+        raise ArgumentError(f"axis: expected distinct dimensions, got {axes}. Name each once.")
+    return found
 
 
 def _moved(tensor: Any, source: Any, destination: Any) -> Any:
@@ -218,13 +220,16 @@ def _stacked(operands: Any, axis: Any = 0) -> Any:
     if not isinstance(operands, (list, tuple)) or not operands or not all(map(is_sparse, operands)):
         raise ArgumentTypeError(f"operands: expected a list of sparse tensors, got {shown(operands)}. Pass [A, B].")
     tensors = [as_tensor(value) for value in operands]
+    if len({tensor.shape for tensor in tensors}) > 1:
+        shapes = ", ".join(str(tensor.shape) for tensor in tensors)
+        raise ArgumentError(f"operands: expected tensors of one shape, got {shapes}. numpy.stack joins equal shapes.")
     return _concatenated([_expanded(t, axis) for t in tensors], _axis_of(axis, tensors[0].ndim + 1))
 
 
 def _triangle(tensor: Any, k: Any, *, is_lower: bool) -> Any:
     """``numpy.tril`` or ``numpy.triu``."""
     if tensor.ndim < 2 or not is_integer(k):
-        raise ArgumentError(f"expected a matrix and a whole number k, got {tensor.ndim} dimensions and {shown(k)}.")
+        raise ArgumentError(f"k: expected a whole number for a matrix, got {shown(k)} for {tensor.ndim} dimensions.")
     *_, rows, columns = tensor.coords
     beyond = columns.astype(np.int64) - rows
     held = np.flatnonzero(beyond <= k if is_lower else beyond >= k)
@@ -235,15 +240,20 @@ def _kronecker(a: Any, b: Any) -> Any:
     """``numpy.kron`` of two sparse matrices."""
     if not (is_sparse(a) and is_sparse(b)) or len(a.shape) != 2 or len(b.shape) != 2:
         raise ArgumentTypeError("numpy.kron: expected two sparse matrices, got others. Convert a dense one.")
+    matrices = [as_tensor(value).scipy_matrix for value in (a, b)]
+    if not any(matrix is None for matrix in matrices):
+        return SparseTensor.from_any(sp.kron(*matrices, format="csr"))
     product = einsum("ij,kl->ikjl", as_tensor(a), as_tensor(b), result="sparse")
     return product.reshape(a.shape[0] * b.shape[0], a.shape[1] * b.shape[1])
 
 
 def _outer(a: Any, b: Any) -> Any:
-    """``numpy.outer`` of two vectors."""
-    if np.ndim(a) != 1 or np.ndim(b) != 1:
-        raise ArgumentError("numpy.outer: expected two vectors of a sparse tensor, got others. Reshape them.")
-    return einsum("i,j->ij", a, b)
+    """``numpy.outer`` of two vectors, or of all elements of others."""
+    return einsum("i,j->ij", *(value if len(value.shape) == 1 else value.reshape(-1) for value in map(_array, (a, b))))
+
+
+def _array(value: Any) -> Any:
+    return value if is_sparse(value) or is_torch(value) else array_of_numbers(value, "an operand of numpy.outer")
 
 
 REDUCTIONS = ("sum", "mean", "max", "min", "var", "std", "argmax", "argmin", "any", "all")
@@ -304,7 +314,8 @@ def apply_function(function: Any, arguments: tuple[Any, ...], options: dict[str,
     except TypeError as error:
         if isinstance(error, ArgumentTypeError):
             raise
-        raise ArgumentTypeError(f"{name}: its form for sparse tensors takes other arguments: {error}.") from None
+        reason = str(error).replace(f"{FUNCTIONS[function].__name__}()", name)
+        raise ArgumentTypeError(f"{name}: its form for sparse tensors takes other arguments: {reason}.") from None
 
 
 # ------------------------------------------------------------------------------------------ reductions
@@ -365,7 +376,7 @@ def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
     if 0 in counted:
         raise ArgumentError(f"there is no {which} of no elements: the shape is {tensor.shape}")
     if tensor.format.name == "csr" and kept == LETTERS[0] and tensor.shape[0] and tensor.dtype.kind in "iuf":
-        matrix = as_scipy_has_it(tensor)
+        matrix = tensor.scipy_matrix
         if matrix is not None:
             by_rows = matrix.max(axis=1) if which == "max" else matrix.min(axis=1)
             return by_rows.toarray().reshape(-1)
@@ -477,8 +488,8 @@ def all_true(tensor: SparseTensor, axis: Axis) -> Any:
 
 def nonzero(tensor: SparseTensor) -> tuple[np.ndarray, ...]:
     """Return the coordinates of elements that are not zero, in row-major order."""
-    if tensor.format.name == "csr":
-        matrix, held = tensor.compressed, np.asarray(tensor.values, bool)
+    if tensor.format.name == "csr" and (matrix := tensor.scipy_matrix) is not None:
+        held = np.asarray(tensor.values, bool)
         rows = np.repeat(np.arange(tensor.shape[0]), np.diff(matrix.indptr))
         return rows[held], matrix.indices[held].astype(np.int64)
     keys = np.sort(entry_keys(_without_zeros(tensor)).astype(np.int64))
@@ -678,7 +689,7 @@ def _joined(function: str, operands: Sequence[Any], axis: int) -> Any:
     dtype = array_dtype(common_dtype([dtype_name(t.dtype) for t in tensors]))
     is_wide = max(*shape, sum(t.nnz for t in tensors)) > np.iinfo(np.int32).max
     idtype = "int64" if is_wide or any(t.idtype == "int64" for t in tensors) else "int32"
-    matrices = [as_scipy_has_it(t) if t.format.name == "csr" else None for t in tensors]
+    matrices = [t.scipy_matrix if t.format.name == "csr" else None for t in tensors]
     if len(shape) == 2 and not any(matrix is None for matrix in matrices):
         stacked = (sp.vstack, sp.hstack)[axis](matrices, format="csr", dtype=dtype)
         return like_class(operands[0], SparseTensor.from_any(stacked, "csr", idtype=idtype, check=False))

@@ -31,7 +31,6 @@ from sparsetir.interop import (
     check_numbers,
     compressed_of,
     holds_numbers,
-    is_half,
     is_sparse,
     is_torch,
     open_source,
@@ -681,7 +680,7 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
         raise ArgumentTypeError("a sparse tensor is sliced by one list at a time: slice the result again")
     if all(is_integer(at) for at in asked):
         return _element(tensor, tuple(asked))
-    if tensor.ndim == 2 and not is_integer(asked[0]) and (matrix := as_scipy_has_it(tensor)) is not None:
+    if tensor.ndim == 2 and not is_integer(asked[0]) and (matrix := tensor.scipy_matrix) is not None:
         return _of_matrix(tensor, matrix, asked[0], asked[1])
     others = [slice(None) if d in lists else at for d, at in enumerate(asked)]
     if not any(at != slice(None) for at in others[1:]) and lists in ([], [0]):
@@ -720,14 +719,9 @@ def _with_new_dimensions(tensor: SparseTensor, asked: list[Any]) -> SparseTensor
     return found.reshape((*shape, *extents))
 
 
-def as_scipy_has_it(tensor: SparseTensor) -> Any:
-    """Return scipy's matrix around the arrays of compressed rows or columns; None where scipy has no such matrix."""
-    return None if is_half(tensor) else tensor.compressed
-
-
 def _of_matrix(tensor: SparseTensor, matrix: Any, rows: Any, columns: Any) -> SparseTensor:
     """Return rows and columns of a matrix by slices and lists, or one of its columns."""
-    (m, n), whole = tensor.shape, slice(None)
+    (m, n), whole, own = tensor.shape, slice(None), matrix
     if is_integer(columns) and not -n <= columns < n:
         raise ArgumentError(f"index {columns} of dimension 1, which has {n}")
     rows = rows if isinstance(rows, slice) else _chosen(rows, m)
@@ -738,6 +732,7 @@ def _of_matrix(tensor: SparseTensor, matrix: Any, rows: Any, columns: Any) -> Sp
         return of_entries(tensor, [places], column.data, (matrix.shape[0],))
     columns = columns if isinstance(columns, slice) else _chosen(columns, n)
     matrix = matrix if isinstance(columns, slice) and columns == whole else matrix[:, columns]
+    matrix = matrix.copy() if matrix is own else matrix
     matrix.has_sorted_indices = _ascends(columns if matrix.format == "csr" else rows)
     matrix.sort_indices()
     matrix.has_canonical_format = True
@@ -745,6 +740,7 @@ def _of_matrix(tensor: SparseTensor, matrix: Any, rows: Any, columns: Any) -> Sp
 
 
 def _ascends(chosen: Any) -> bool:
+    """Return whether a slice or a list of places leaves an order as it is."""
     if isinstance(chosen, slice):
         return chosen.step is None or chosen.step > 0
     return bool((np.diff(chosen) >= 0).all())
@@ -827,7 +823,7 @@ def diagonal(tensor: SparseTensor) -> np.ndarray:
     """Return the elements of a matrix whose coordinates are equal."""
     if tensor.ndim != 2:
         raise ArgumentError(f"the diagonal is that of a matrix, found {tensor.ndim} dimensions")
-    matrix = as_scipy_has_it(tensor)
+    matrix = tensor.scipy_matrix
     if matrix is not None:
         return np.asarray(matrix.diagonal())
     i, j = tensor.coords
@@ -864,7 +860,6 @@ def _one_row(tensor: SparseTensor, index: int) -> Any:
 __all__ = [
     "SparseTensor",
     "add",
-    "as_scipy_has_it",
     "as_tensor",
     "by_parts",
     "check_same_shape",

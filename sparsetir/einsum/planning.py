@@ -354,8 +354,8 @@ def _steps(task: EinsumTask, order: Sequence[Contraction], goal: Target) -> list
     values, steps = _operands(task), []
     for step in order:
         members = [values[n] for n in step.members]
-        is_union = goal.assembled and not task.drives  # stored where any operand is
-        at = None if is_union else next((n for n, o in enumerate(members) if _carries(o, step.output)), None)
+        is_merge = goal.assembled and _merges(task)  # of patterns, which no operand has alone
+        at = None if is_merge else next((n for n, o in enumerate(members) if _carries(o, step.output)), None)
         is_last = step is order[-1]
         if is_last:
             at = goal.pattern if len(order) == 1 or goal.pattern is None else at

@@ -337,14 +337,15 @@ class ReorderingKernel:
     orders : mapping of str to tuple of int
         The dimensions of an operand in the order of the program.
     back : tuple of int
-        The dimensions of the program's result in the order of the one that is returned, which is a view.
+        The dimensions of the program's result in the order of the one that is returned, which is a view, but of torch.
     """
 
     def __init__(self, kernel: Any, orders: Mapping[str, Sequence[int]], back: Sequence[int]) -> None:
         self.kernel, self.orders, self.back = kernel, orders, back
 
     def __call__(self, **arguments: Any) -> Any:
-        return transposed(self.kernel(**_reordered(arguments, self.orders)), self.back)
+        result = transposed(self.kernel(**_reordered(arguments, self.orders)), self.back)
+        return result.contiguous() if is_torch(result) else result
 
     def bind(self, **fixed: Any) -> ReorderingKernel:
         return ReorderingKernel(self.kernel.bind(**_reordered(fixed, self.orders)), self.orders, self.back)

@@ -130,7 +130,9 @@ class Operators:
     __rtruediv__ = _operator("divide", swapped=True)
     __pow__ = _operator("power")
     __floordiv__ = _of_ufunc(np.floor_divide)
+    __rfloordiv__ = _of_ufunc(np.floor_divide, swapped=True)
     __mod__ = _of_ufunc(np.remainder)
+    __rmod__ = _of_ufunc(np.remainder, swapped=True)
     __and__ = _of_ufunc(np.bitwise_and)
     __rand__ = _of_ufunc(np.bitwise_and, swapped=True)
     __or__ = _of_ufunc(np.bitwise_or)
@@ -261,7 +263,8 @@ class Operators:
 
     def conj(self) -> Any:
         """Return the complex conjugate of each element."""
-        return functions().mapped(np.ndarray.conj, self)  # numpy's function makes int8 of bool
+        # numpy's function makes int8 of bool, and its method returns real arrays themselves.
+        return functions().mapped(lambda values: values.conj() if values.dtype.kind == "c" else values.copy(), self)
 
     @property
     def real(self) -> Any:

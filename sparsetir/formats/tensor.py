@@ -473,6 +473,19 @@ class SparseTensor(Operators):
         piece = self.pieces[0]
         return compressed_of(kind, piece.arrays["indptr"], piece.arrays["indices"], piece.values, self.shape)
 
+    @property
+    def scipy_matrix(self) -> Any:
+        """`compressed`, as scipy's functions take it: in order, with distinct coordinates; else None, as of 16 bits."""
+        matrix = None if is_half(self) else self.compressed
+        if matrix is None or not self._is_canonical:
+            return None
+        matrix.has_canonical_format = True
+        return matrix
+
+    @cached_property
+    def _is_canonical(self) -> bool:
+        return bool(self.compressed.has_canonical_format)
+
     def as_source(self) -> Source:
         """Return the entries in order, as `interop` opens an argument; a matrix by rows."""
         rebuild = lambda values, _: self.with_values(values)  # noqa: E731

@@ -306,7 +306,8 @@ def _mutated(mod: ir.IRModule, mutator: Any) -> ir.IRModule:
 # ------------------------------------------------------------------------- convolutions
 
 
-MOST_WINDOWS = 1 << 30  # Bytes of the windows of all images of a convolution, which are written as rows of a matrix.
+LEAST_FEATURES = 8  # That read a window: it is written once.
+MOST_WINDOWS = 1 << 29  # Bytes of the windows of all images of a convolution, which are written as rows of a matrix.
 MOST_WINDOWS_OF_ONE = 1 << 26  # Of each, where the number of images is open.
 LAYOUTS = {
     "relax.nn.conv1d": ("NCW", "OIW"),
@@ -364,7 +365,7 @@ def _is_whole_product(call: ir.Call, layouts: tuple[str, str]) -> bool:
         return False
     (batch, *image), weight, (_, *result) = (shape.values for shape in shapes)
     sizes = [*image, *weight, *result]
-    if not known(sizes) or 0 in map(int, sizes):
+    if not known(sizes) or 0 in map(int, sizes) or int(weight[0]) < LEAST_FEATURES:
         return False
     windows = math.prod(int(n) for n in [*weight[1:], *result[1:]]) * DataType(dtypes.pop()).itemsize
     return windows * int(batch) <= MOST_WINDOWS if known([batch]) else windows <= MOST_WINDOWS_OF_ONE

@@ -129,7 +129,7 @@ def make_call_key(arguments: Values) -> CallKey | None:
             values = {**values, name: value}
         if kind is np.ndarray:
             if not value.flags.carray:  # contiguous, aligned and writeable
-                value, mark = _in_reach(value), f"{mark} out of reach"
+                value, mark = _in_reach(value), f"{mark} copied or read-only"
                 values = {**values, name: value}
             key.append((name, value.ndim, value.dtype, mark))
             dims += value.shape
@@ -143,7 +143,7 @@ def make_call_key(arguments: Values) -> CallKey | None:
                 entry = None if value is None else _look_at_matrix(value, dims)
                 if entry is None:
                     return None
-                values, mark = {**values, name: value}, f"{mark} out of reach"
+                values, mark = {**values, name: value}, f"{mark} copied or read-only"
             key.append((name, mark, *entry))
     return CallKey(tuple(key), tuple(dims), values)
 
@@ -151,10 +151,10 @@ def make_call_key(arguments: Values) -> CallKey | None:
 def _in_reach(array: ndarray) -> ndarray:
     """Return an array that compiled functions take, with the same elements: the memory itself if it has their order.
 
-    What is written to a copy is lost, and what is read-only must not be written: the long way refuses such arguments,
-    or copies back, so that there is no plan for them.
+    For arguments that are read: `add_plan` makes no plan of calls that write to one, as these copy back or are refused.
     """
-    return interop.writable_alias(interop.aligned_contiguous(array)[0])
+    passed = interop.passable(array)
+    return np.array(array, order="C", dtype=array.dtype.newbyteorder("=")) if passed is None else passed
 
 
 def _matrix_in_reach(value: Any) -> Any:

@@ -515,6 +515,27 @@ def test_many_sparse_operands_are_merged_in_pairs(kind: str, combine: str) -> No
     np.testing.assert_allclose(dense(found), reduce(JOIN[combine], arrays), atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("how", "combine", "fill"),
+    [
+        ("sum", "mul", 0), ("prod", "mul", 0), ("max", "add", -np.inf), ("min", "add", np.inf), ("max", "min", -np.inf),
+        ("min", "max", np.inf), ("max", "max", 0), ("min", "min", 0), ("sum", "add", 0),
+    ],
+)  # fmt: skip
+def test_many_operands_are_merged_as_two_and_two(how: str, combine: str, fill: float) -> None:
+    arrays = [drawn("ab", n, 0.6, fill) for n in range(5)]
+    operands = []
+    for array in arrays:
+        rows, columns = np.nonzero(array != fill)
+        operands.append(sp.csr_array((array[rows, columns], (rows, columns)), shape=array.shape))
+    found = einsum("ij,ij,ij,ij,ij->ij", *operands, reduce=how, combine=combine, fill=fill)
+    pairs = operands[0]
+    for other in operands[1:]:
+        pairs = einsum("ij,ij->ij", pairs, other, reduce=how, combine=combine, fill=fill)
+    np.testing.assert_allclose(found.toarray(), pairs.toarray())
+    assert found.nnz == pairs.nnz
+
+
 @pytest.mark.parametrize("combine", ["add", "max", "min"])
 def test_unions(combine: str) -> None:
     A, B = drawn("ab", 1), drawn("ab", 2)

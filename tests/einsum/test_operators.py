@@ -244,6 +244,26 @@ def test_selections_and_joins(format: str, dtype: str, shape: tuple[int, int]) -
             assert np.asarray(found).dtype == expected.dtype
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "bool"])
+def test_results_share_no_values_with_the_tensor(dtype: str) -> None:
+    A = sp.csr_array(np.eye(4).astype(dtype))
+    S = SparseTensor.from_any(A)
+    for made in (S[:], S[:, :], S[...], S[0:3], S[:, 0:3], S.conj(), S.copy(), abs(S), S.T, S[[1, 2]]):
+        made.values[...] = 0
+        np.testing.assert_array_equal(A.toarray(), np.eye(4))
+
+
+def test_matrices_that_are_not_in_order_stay_as_they_are() -> None:
+    A = sp.csr_array((np.arange(1.0, 7), [2, 0, 1, 1, 2, 0], [0, 2, 4, 6]), shape=(3, 3))
+    expected, S = A.toarray(), SparseTensor.from_any(A, check=False)
+    for use in (lambda: S.max(axis=1), lambda: S[:2], lambda: S[:, [0]], lambda: S.nonzero(), S.diagonal, S.to_dense):
+        use()
+    assert A.nnz == 6
+    np.testing.assert_array_equal(A.toarray(), expected)
+    rows, columns = S.nonzero()
+    assert (np.diff(rows * 3 + columns) >= 0).all()
+
+
 NO_OPERANDS = [None, "x", b"x", object(), {}, np.array("x"), np.str_("x"), np.datetime64("2020-01-01")]
 METHODS = ["dot", "multiply", "maximum", "minimum", "matvec", "rmatvec", "rmatmat"]
 FUNCTIONS = [sparsetir.matmul, sparsetir.multiply, sparsetir.add, sparsetir.subtract, sparsetir.maximum]

@@ -469,15 +469,16 @@ def test_what_cannot_be_compiled_is_named(why: str) -> None:
 
 CONVOLUTIONS: dict[str, Any] = {
     "3 x 3": (lambda: torch.nn.Conv2d(5, 24, 3, padding=1), (2, 5, 9, 19)),
-    "1 x 1": (lambda: torch.nn.Conv2d(6, 7, 1), (2, 6, 4, 5)),
-    "1 x 1 in steps": (lambda: torch.nn.Conv2d(6, 7, 1, stride=2), (2, 6, 5, 5)),
-    "steps and gaps": (lambda: torch.nn.Conv2d(3, 4, (3, 2), (2, 1), padding=(2, 0), dilation=(2, 3)), (1, 3, 11, 9)),
-    "uneven": (lambda: torch.nn.Sequential(torch.nn.ZeroPad2d((1, 0, 2, 1)), torch.nn.Conv2d(3, 4, 3)), (1, 3, 6, 7)),
+    "1 x 1": (lambda: torch.nn.Conv2d(6, 9, 1), (2, 6, 4, 5)),
+    "1 x 1 in steps": (lambda: torch.nn.Conv2d(6, 8, 1, stride=2), (2, 6, 5, 5)),
+    "steps and gaps": (lambda: torch.nn.Conv2d(3, 12, (3, 2), (2, 1), padding=(2, 0), dilation=(2, 3)), (1, 3, 11, 9)),
+    "uneven": (lambda: torch.nn.Sequential(torch.nn.ZeroPad2d((1, 0, 2, 1)), torch.nn.Conv2d(3, 8, 3)), (1, 3, 6, 7)),
     "transposed": (lambda: torch.nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1), (1, 3, 6, 7)),
-    "same": (lambda: torch.nn.Conv2d(3, 4, 4, padding="same"), (1, 3, 6, 7)),
+    "same": (lambda: torch.nn.Conv2d(3, 8, 4, padding="same"), (1, 3, 6, 7)),
+    "few features": (lambda: torch.nn.Conv2d(1, 2, 5, padding=2), (1, 1, 16, 16)),
     "groups": (lambda: torch.nn.Conv2d(6, 6, 3, padding=1, groups=6), (1, 6, 8, 8)),
     "1-D": (lambda: torch.nn.Conv1d(4, 17, 5, padding=2, stride=3, bias=False), (3, 4, 40)),
-    "3-D": (lambda: torch.nn.Conv3d(2, 3, (1, 2, 3), padding=(0, 1, 1)), (1, 2, 3, 4, 5)),
+    "3-D": (lambda: torch.nn.Conv3d(2, 8, (1, 2, 3), padding=(0, 1, 1)), (1, 2, 3, 4, 5)),
     "two, and more": (
         lambda: torch.nn.Sequential(
             torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3, 2)
@@ -499,22 +500,22 @@ def test_convolutions_are_products(name: str, dtype: Any) -> None:
 
 
 def test_convolutions_of_any_number_of_images_and_of_open_weights() -> None:
-    layer = torch.nn.Conv2d(3, 5, 3, padding=1).eval()
+    layer = torch.nn.Conv2d(3, 9, 3, padding=1).eval()
     images = torch.export.Dim("images", min=2)
     compiled = relax.from_torch(layer, (drawn(2, 3, 8, 8),), dynamic_shapes=({0: images},))
-    open_weights = relax.from_torch(Several([F.conv2d]).eval(), (drawn(1, 3, 8, 8), drawn(5, 3, 2, 2)))
+    open_weights = relax.from_torch(Several([F.conv2d]).eval(), (drawn(1, 3, 8, 8), drawn(9, 3, 2, 2)))
     for count in (2, 5):
         x = drawn(count, 3, 8, 8, seed=count)
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-5)
     for seed in (1, 2):
-        x, weight = drawn(1, 3, 8, 8, seed=seed), drawn(5, 3, 2, 2, seed=seed)
+        x, weight = drawn(1, 3, 8, 8, seed=seed), drawn(9, 3, 2, 2, seed=seed)
         torch.testing.assert_close(open_weights(x, weight)[0], F.conv2d(x, weight), rtol=1e-4, atol=1e-4)
 
 
 def test_windows_that_would_not_fit_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "MOST_WINDOWS", 100)
-    layer, x = torch.nn.Conv2d(3, 5, 3).eval(), drawn(2, 3, 8, 8)
+    layer, x = torch.nn.Conv2d(3, 9, 3).eval(), drawn(2, 3, 8, 8)
     called: list[Any] = []
     monkeypatch.setattr(dense, "_windows", lambda *_: called.append(1))
     with torch.no_grad():
