@@ -29,6 +29,7 @@ from sparsetir.blocks.products import (
 from sparsetir.blocks.reading import BUFFERS, DEFAULT_MEMORY, Bar, Plan, iterate, make_plan, parse_memory, with_estimate
 from sparsetir.blocks.results import Checkpoint, beside, check_path, file_result
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.interop import is_sparse
 from sparsetir.io.stores import Array, Store, open_store
 from sparsetir.utils.arguments import as_count, as_flag, as_path, shown
 from sparsetir.utils.buffers import OutputPool
@@ -185,7 +186,7 @@ class BlockMatrix:
     __array_ufunc__ = None  # numpy leaves ``Y @ M`` to `__rmatmul__`
 
     def __rmatmul__(self, Y: Any) -> Any:
-        return (self.T @ np.asarray(Y).T).T
+        return (self.T @ (Y if is_sparse(Y) else np.asarray(Y)).T).T
 
     # -------------------------------------------------------------------------------------------- statistics
 
@@ -211,6 +212,32 @@ class BlockMatrix:
     def colsums(self, *, progress: bool = False) -> Array:
         """Return the sum of each column in float64, shape (columns,)."""
         return self._moments(progress)[0] * self.shape[0]
+
+    def sum(self, axis: int | None = None, *, progress: bool = False) -> Any:
+        """Return the sums of columns (axis 0) or of rows (axis 1), or of all entries, in float64, in one pass.
+
+        Examples
+        --------
+        >>> import scipy.sparse as sp, sparsetir, tempfile
+        >>> path = tempfile.mkdtemp() + "/matrix"
+        >>> M = sparsetir.open_blocks(sparsetir.save_blocks(sp.csr_array([[0.0, 2.0], [3.0, 4.0]]), path))
+        >>> M.sum(axis=1).tolist(), M.mean(axis=0).tolist()
+        ([2.0, 7.0], [1.5, 3.0])
+        """
+        if axis is None:
+            return float(self.colsums(progress=progress).sum())
+        if axis in (0, -2):
+            return self.colsums(progress=progress)
+        if axis in (1, -1):
+            return self.spmv(np.ones(self.shape[1]), progress=progress)
+        raise ArgumentError(f"axis: expected 0, 1 or None, got {shown(axis)}. Columns are summed by 0, rows by 1.")
+
+    def mean(self, axis: int | None = None, *, progress: bool = False) -> Any:
+        """Return the means of columns (axis 0) or of rows (axis 1), or of all elements, zeros included, in float64."""
+        total = self.sum(axis, progress=progress)
+        rows, columns = self.shape
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.divide(total, rows * columns if axis is None else rows if axis in (0, -2) else columns)
 
     def colvars(self, *, ddof: int = 0, progress: bool = False) -> Array:
         """Return the variance of each column in float64, zeros included, shape (columns,).

@@ -496,6 +496,9 @@ def compute_dtype(*dtypes: Any) -> np.dtype[Any]:
 
 def as_dense(value: Any, name: str, rows: int, dimensions: tuple[int, ...] = (1, 2)) -> Array:
     """Return a dense operand as an array with so many rows."""
+    if sp.issparse(value) or hasattr(value, "as_source"):
+        fault = f"{name}: expected a dense array, got a sparse {type(value).__name__}"
+        raise ArgumentTypeError(f"{fault}. Make it dense, or read the matrix whole for products of sparse matrices.")
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
     except Exception as error:  # of the object's own class

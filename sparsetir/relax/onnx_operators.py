@@ -335,7 +335,7 @@ class IsInf(onnx_frontend.OnnxOpConverter):
         return found[0] if found else relax.op.isinf(bb.normalize(relax.op.zeros_like(x)))
 
 
-class Dropout(onnx_frontend.OnnxOpConverter):
+class InferenceDropout(onnx_frontend.OnnxOpConverter):
     """The tensor as it is, and a mask that keeps all of it."""
 
     @classmethod
@@ -453,7 +453,7 @@ CORRECTED = {
     "TopK": _with_every_version(onnx_frontend.TopK, _without_wide_integers),
     "BitShift": _with_every_version(onnx_frontend.BitShift, _of_small_shifts),
     "IsInf": IsInf,
-    "Dropout": Dropout,
+    "Dropout": InferenceDropout,
     "LayerNormalization": LayerNormalization,
     "Expand": Expand,
 }

@@ -343,7 +343,7 @@ class Patch:
         self._ours: dict[Any, Any] = {}
         # Where modules of layers have functions that are replaced, and how many modules there were when they were read.
         self._places: list[tuple[ModuleType, str, Any]] = []
-        self._modules = 0
+        self._module_count = 0
 
     def __enter__(self) -> None:
         with _lock:
@@ -368,8 +368,8 @@ class Patch:
         _put(base, "scatter", replacements[base.scatter])
         for layer in (GCNConv, RGCNConv, SAGEConv):
             _put(layer, "forward", replacements[layer.forward])
-        if self._modules != len(sys.modules):
-            self._places, self._modules = _places_of(replacements), len(sys.modules)
+        if self._module_count != len(sys.modules):
+            self._places, self._module_count = _places_of(replacements), len(sys.modules)
         for module, attribute, value in self._places:
             if vars(module).get(attribute) is value:
                 _put(module, attribute, replacements[value])

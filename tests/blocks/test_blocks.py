@@ -23,7 +23,7 @@ import sparsetir
 from quick_code import quickly
 from sparsetir.blocks import reading, results
 from sparsetir.blocks.products import LANCZOS_RATIO, _largest, by_passes
-from sparsetir.errors import ArgumentError, FileFormatError, WriteError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, WriteError
 from sparsetir.io import stores
 from sparsetir.io.stores import RawArray
 from sparsetir.utils.memory import MemoryLimitError
@@ -415,6 +415,23 @@ def test_principal_components_are_exact(tmp_path: Path, monkeypatch: pytest.Monk
         np.testing.assert_allclose(np.abs(p.components_ @ vectors.T), np.eye(5), atol=1e-3)
         np.testing.assert_allclose(p.explained_variance_ratio_, values**2 / (D**2).sum(), rtol=1e-6)
         np.testing.assert_allclose(p.transform(M), D @ p.components_.T, atol=1e-8)
+
+
+@pytest.mark.parametrize("make", [sp.csr_array, sp.csc_array])
+@pytest.mark.parametrize("shape", [(50, 7), (1, 1), (0, 3)])
+def test_sums_and_means(make: Any, shape: tuple[int, int], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    D = np.where(rng.random(shape) < 0.4, rng.random(shape), 0)
+    M = small(make(D), tmp_path / "a", 1 << 20)
+    for axis in (None, 0, 1, -1, -2):
+        np.testing.assert_allclose(M.sum(axis), D.sum(axis), atol=1e-12)
+        if D.size:
+            np.testing.assert_allclose(M.mean(axis), D.mean(axis), atol=1e-12)
+    with pytest.raises(ArgumentError, match="axis: expected 0, 1 or None, got 2"):
+        M.sum(2)
+    for call in (lambda: M @ sp.eye_array(shape[1]), lambda: sp.eye_array(shape[0]) @ M, lambda: M.spmm(make(D).T)):
+        with pytest.raises(ArgumentTypeError, match="expected a dense array, got a sparse"):
+            call()
 
 
 def test_components_of_nearly_equal_variances_come_with_a_warning() -> None:
