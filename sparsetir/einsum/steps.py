@@ -344,8 +344,12 @@ class ReorderingKernel:
         self.kernel, self.orders, self.back = kernel, orders, back
 
     def __call__(self, **arguments: Any) -> Any:
-        result = transposed(self.kernel(**_reordered(arguments, self.orders)), self.back)
-        return result.contiguous() if is_torch(result) else result
+        for name, order in self.orders.items():
+            if (value := arguments.get(name)) is not None:
+                is_array = type(value) is np.ndarray  # sooner than a function finds it
+                arguments[name] = value.transpose(order) if is_array else transposed(value, order)
+        result = self.kernel(**arguments)
+        return result.transpose(self.back) if type(result) is np.ndarray else transposed(result, self.back).contiguous()
 
     def bind(self, **fixed: Any) -> ReorderingKernel:
         return ReorderingKernel(self.kernel.bind(**_reordered(fixed, self.orders)), self.orders, self.back)

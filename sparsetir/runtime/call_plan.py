@@ -153,8 +153,8 @@ def _in_reach(array: ndarray) -> ndarray:
 
     For arguments that are read: `add_plan` makes no plan of calls that write to one, as these copy back or are refused.
     """
-    passed = interop.passable(array)
-    return np.array(array, order="C", dtype=array.dtype.newbyteorder("=")) if passed is None else passed
+    passed = interop.passable(array) if array.flags.c_contiguous else None
+    return np.array(array, order="C") if passed is None else passed
 
 
 def _matrix_in_reach(value: Any) -> Any:
