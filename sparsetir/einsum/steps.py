@@ -165,7 +165,7 @@ class KernelStep(EvaluationStep):
 
     @property
     def kernel(self) -> Any:
-        """What is called with the operands as they are."""
+        """The kernel, which takes operands in the order of the expression."""
         return (
             self.compiled if self.written is self.asked else ReorderingKernel(self.compiled, self._orders, self._back)
         )

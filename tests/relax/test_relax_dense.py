@@ -11,12 +11,13 @@ import pytest
 import scipy.sparse as sp
 import tvm
 from scipy.special import erf, expit
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax import op
 
 import sparsetir.relax as srelax
 from sparsetir.codegen.target import native_target
 from sparsetir.ir.rewriting import collect
+from sparsetir.relax.dense import scheduled
 from sparsetir.relax.model import lowered
 from sparsetir.relax.operators import constant
 
@@ -189,3 +190,34 @@ def test_transpositions_read_lines_whole() -> None:
     mod = lowered(builder.get(), native_target())
     (func,) = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
     assert [int(loop.extent) for loop in collect(func.body, tirx.For)] == [1024 // 8 * 64 // 8, 8, 8]
+
+
+def test_a_mask_meets_one_that_is_constant_in_vectors() -> None:
+    """TVM keeps a vector of loaded bools in bytes and one of constants in bits, and LLVM refuses to combine them."""
+    mask, x = te.placeholder((64, 64), "bool", name="mask"), te.placeholder((64, 64), "float32", name="x")
+    whole = te.compute((64, 64), lambda *_: tirx.const(True, "bool"), name="whole")
+
+    def element(_b: Any, i: Any, j: Any) -> Any:
+        chosen = tirx.Cast("int64", tirx.And(mask[i, j], whole[i, j])) > tirx.const(0, "int64")
+        return tirx.Select(chosen, x[i, j], tirx.const(2, "float32"))
+
+    func = scheduled(te.create_prim_func([mask, x, te.compute((4, 64, 64), element, name="y")]))
+    assert "T.vectorized" in func.script()
+    rng = np.random.default_rng(0)
+    arrays = rng.random((64, 64)) < 0.5, rng.random((64, 64), "float32"), np.zeros((4, 64, 64), "float32")
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    tvm.compile(func, target=native_target())(*tensors)
+    np.testing.assert_array_equal(tensors[2].numpy()[3], np.where(arrays[0], arrays[1], 2))
+
+
+@pytest.mark.parametrize("kind", ["sum", "max", "min"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_reductions_run_in_lanes(kind: str, axis: int) -> None:
+    """Each lane has some elements of a row, or a column; the largest and smallest begin with infinities."""
+    x, k = te.placeholder((128, 128), "float32", name="x"), te.reduce_axis((0, 128), "k")
+    read = (lambda i: x[k, i]) if axis == 0 else (lambda i: x[i, k])
+    y = te.compute((128,), lambda i: getattr(te, kind)(read(i), axis=k), name="y")
+    text = scheduled(te.create_prim_func([x, y])).script()
+    assert "T.vectorized(16)" in text
+    assert ("y_rf" in text) == (axis == 1)
+    assert ("inf" in text) == (kind != "sum")

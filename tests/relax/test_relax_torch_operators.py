@@ -343,12 +343,22 @@ def test_operators_of_models_compute_what_torch_computes(group: str) -> None:
         )
 
 
+@pytest.mark.scheduled
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_attention_alone(is_causal: bool) -> None:
     """Its mask is loaded and compared in vectors."""
     q = drawn(1, 1, 64, 16)
     model = Several([lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=is_causal)]).eval()
     torch.testing.assert_close(relax.from_torch(model, (q,))(q)[0], model(q)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.scheduled
+@pytest.mark.parametrize("number", range(len(GROUPS["masks"][0])))
+def test_masks_are_read_and_compared_in_vectors(number: int) -> None:
+    functions, arguments = GROUPS["masks"]
+    model = Several(functions[number : number + 1]).eval()
+    (found,) = relax.from_torch(model, arguments)(*arguments)
+    torch.testing.assert_close(found, model(*arguments)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_places_may_be_negative_where_sizes_change() -> None:
@@ -488,6 +498,7 @@ CONVOLUTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.scheduled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_are_products(name: str, dtype: Any) -> None:
@@ -499,6 +510,7 @@ def test_convolutions_are_products(name: str, dtype: Any) -> None:
         torch.testing.assert_close(relax.from_torch(model, (x,))(x), model(x), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.scheduled
 def test_convolutions_of_any_number_of_images_and_of_open_weights() -> None:
     layer = torch.nn.Conv2d(3, 9, 3, padding=1).eval()
     images = torch.export.Dim("images", min=2)
@@ -523,6 +535,7 @@ def test_windows_that_would_not_fit_are_not_written(monkeypatch: pytest.MonkeyPa
     assert not called
 
 
+@pytest.mark.scheduled
 @pytest.mark.parametrize(
     ("left", "right"),
     [
@@ -539,6 +552,7 @@ def test_products_of_batches(left: tuple[int, ...], right: tuple[int, ...], dtyp
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.scheduled
 def test_products_of_any_number_of_pairs() -> None:
     batch = torch.export.Dim("batch", min=2)
     model = Several([lambda a, b: a @ b.transpose(1, 2)]).eval()
@@ -561,6 +575,7 @@ REDUCTIONS = {
 }
 
 
+@pytest.mark.scheduled
 @pytest.mark.parametrize("shape", [(64, 64), (5, 96), (33, 31), (3, 64, 32), (1, 16), (16, 1), (2, 0, 32)])
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reductions_in_lanes(name: str, shape: tuple[int, ...]) -> None:
@@ -575,6 +590,7 @@ def test_reductions_in_lanes(name: str, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.scheduled
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
 def test_recurrent_layers(kind: Any) -> None:
     model, x = Several([]), drawn(3, 4, 16)
@@ -595,6 +611,7 @@ SUMS_OF_HALVES = {
 }
 
 
+@pytest.mark.scheduled
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves_are_added_up_in_single_precision(dtype: Any) -> None:
     x = (drawn(64, 1024) + 0.25).to(dtype)
