@@ -17,7 +17,8 @@
   * Rows that are summed into one number each are left to LLVM where it may take their terms in another order: it sums
     long rows in several wide vectors. They are summed in vectors of few lanes where they are short, many, and of
     varying lengths, so that the processor mispredicts the loop exit, and where they are long and LLVM has no vector
-    gathers. Where LLVM must keep the order, all but short rows of one length are summed in vectors.
+    gathers. The shortest of them are staged: the terms of a block of rows are computed before it is summed. Where LLVM
+    must keep the order, all but short rows of one length are summed in vectors.
   * The length of dense rows is compiled in where it is at most `NARROW`: loops over whole vectors need no rest then.
   * Dense rows that are summed are kept in registers as a whole if they are shorter than the default tile. They are kept
     half by half where the rows that they are multiplied with come from the last-level cache: that was measured to be
@@ -148,6 +149,10 @@ FEW_CHECKED = 1 << 14  # entries
 SHORT_CHECKED, LONG_CHECKED = 12, 32  # entries of a row: between them neither way through a row is the quick one
 LONG = 32  # mean entries of a row from which on twice the lanes pay where lengths vary
 LEARNT = 2000  # rows whose lengths the processor learns when a kernel is called again and again
+NEAR = 0.5  # share of the private cache up to which the operand of sums in lanes is near
+STAGED_ROWS = 64
+STAGED_MEAN = (1, 10)  # mean entries of rows of varying lengths whose terms are staged
+STAGED_LANES = (8, 16)  # of which the first are taken where most rows have no more entries
 GATHERED_LONG = 64  # mean entries of a row from which on lanes pay where LLVM gathers numbers one by one
 
 # Cache lines that the vectors of a gathered row read, as a multiple of those of an aligned row, from which on calls
@@ -172,6 +177,8 @@ PORTFOLIO: tuple[dict[str, int], ...] = (
     {"prefetch": 8},
     {"prefetch": 0},
     {"lanes": 4},
+    {"lanes": 8, "staged": 64},
+    {"lanes": 16, "staged": 64},
     {"panel": 64, "prefetch": 8},
     {"panel": 0},
     {"tile": 32},
@@ -191,6 +198,8 @@ SWEPT: tuple[dict[str, int], ...] = (
     {"carry": 1},
     {"lanes": 4},
     {"lanes": 8},
+    {"lanes": 8, "staged": 64},
+    {"lanes": 16, "staged": 64},
 )
 SWEPT_OVER_FORMATS: tuple[dict[str, int], ...] = ({"prefetch": 8}, {"panel": 64}, {"stream": 1}, {"unroll": 4})
 
@@ -250,7 +259,7 @@ def changes(
         **({"prefetch": ahead} if (ahead := suitable_prefetch(usage.gathers, arrays, panel=panel)) else {}),
         **({"stream": 1} if suits_streaming(results) else {}),
         **({"carry": 1} if suits_carry(usage.pointers, arrays, 1 if is_small else get_num_threads()) else {}),
-        **({"lanes": lanes} if (lanes := suitable_lanes(usage.sums, arrays, own_sums)) else {}),
+        **suitable_sums(usage, arrays, own_sums),
         **({"tile": tile} if (tile := suitable_tile(usage.rows, arrays)) else {}),
         **suitable_halves(usage.gathers, usage.pointers, usage.rows, arrays),
         **({"chunks": 0} if is_small else {}),
@@ -367,24 +376,38 @@ def suits_carry(pointers: Sequence[str], arrays: Arrays, threads: int) -> bool:
     return False
 
 
-def suitable_lanes(sums: Sequence[str], arrays: Arrays, own_sums: OwnSums | None = None) -> int:
-    """Return the number of entries of a ragged row to sum in the lanes of a vector; 0 leaves the loop to LLVM."""
-    for name in sums:
+def suitable_sums(usage: Usage, arrays: Arrays, own_sums: OwnSums | None = None) -> dict[str, int]:
+    """Return how to sum ragged rows: in lanes of a vector, perhaps of staged terms; nothing leaves it to LLVM.
+
+    Short rows of varying lengths are staged, so that no mispredicted exit of a loop over a row delays the loads of the
+    next ones. Longer ones are summed in lanes as they are read if the gathered operand is near: lanes take more
+    instructions, so that fewer loads are under way at a time.
+    """
+    for name in usage.sums:
         indptr = arrays.get(name)
         if indptr is None or len(indptr) < 2:
             continue
         rows = len(indptr) - 1
-        is_regular = share_of_changes(some_lengths(indptr)) <= VARYING
-        return lanes_for(rows, int(indptr[-1]) / rows, is_regular=is_regular, own_sums=own_sums)
-    return 0
+        mean, is_regular = int(indptr[-1]) / rows, share_of_changes(some_lengths(indptr)) <= VARYING
+        if own_sums is not None and not is_regular and rows >= LEARNT and STAGED_MEAN[0] <= mean <= STAGED_MEAN[1]:
+            fits = mean + mean**0.5 <= STAGED_LANES[0]  # most rows, if lengths are distributed as those of chance
+            return {"lanes": STAGED_LANES[0] if fits else STAGED_LANES[1], "staged": STAGED_ROWS}
+        operand = max((operand.nbytes for _, operand, _ in known(usage.gathers, arrays)), default=0)
+        lanes = lanes_for(rows, mean, is_regular=is_regular, own_sums=own_sums, operand=operand)
+        return {"lanes": lanes} if lanes else {}
+    return {}
 
 
-def lanes_for(rows: int, mean: float, *, is_regular: bool, own_sums: OwnSums | None) -> int:
-    """Return the lanes for sums along so many rows of so many entries; see `suitable_lanes`."""
+def lanes_for(rows: int, mean: float, *, is_regular: bool, own_sums: OwnSums | None, operand: int = 0) -> int:
+    """Return the lanes for sums along so many rows of so many entries of an operand of so many bytes; 0 for none.
+
+    See `suitable_sums`.
+    """
     if own_sums is None:
         return _lanes_in_order(mean, is_regular)
     is_mispredicted = not is_regular and rows >= LEARNT and LANES - 1 <= mean < 4 * LANES
-    return LANES if is_mispredicted or (mean >= GATHERED_LONG and not own_sums.gathers) else 0
+    is_near = operand <= NEAR * private_cache()
+    return LANES if is_mispredicted and is_near or (mean >= GATHERED_LONG and not own_sums.gathers) else 0
 
 
 def _lanes_in_order(mean: float, is_regular: bool) -> int:
@@ -547,7 +570,7 @@ __all__ = [
     "near_bytes",
     "predicted_seconds",
     "suitable_halves",
-    "suitable_lanes",
+    "suitable_sums",
     "suitable_panel",
     "suitable_prefetch",
     "suitable_tile",

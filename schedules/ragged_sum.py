@@ -12,8 +12,10 @@ after::
         y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
 
 Wins with four lanes for short rows of varying lengths (on Zen 3 and Sapphire Rapids), where the processor mispredicts
-the loop exit. LLVM's own vectors win elsewhere if it may take terms in another order; if it may not, eight lanes win
-(on Zen 4) where rows have dozens of entries and varying lengths.
+the loop exit; for the shortest of them, with eight or sixteen lanes of staged terms (on Zen 3), for which the loop is
+annotated with ``"sparsetir.staged"`` as well (`sparsetir.lower.rows.stage_terms`). LLVM's own vectors win elsewhere if
+it may take terms in another order; if it may not, eight lanes win (on Zen 4) where rows have dozens of entries and
+varying lengths.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
 from sparsetir.ir.rewriting import collect
-from sparsetir.lower.annotations import SUM
+from sparsetir.lower.annotations import STAGED, SUM
 from sparsetir.schedules.choice import Choice, is_power
 from sparsetir.schedules.dot import LEAST_BITS
 from sparsetir.schedules.registers import Registers
@@ -33,6 +35,7 @@ from sparsetir.schedules.row import REDUCE
 if TYPE_CHECKING:
     from sparsetir.schedules.choices import Choices
 
+STAGED_LANES = 8
 
 DECLARED = (
     Choice(
@@ -42,7 +45,16 @@ DECLARED = (
         0,
         "0 or a power of two from 2 on",
         lambda lanes: lanes == 0 or (is_power(lanes) and lanes > 1),
-        (0, 4, 8),
+        (0, 4, 8, 16),
+    ),
+    Choice(
+        "staged",
+        "Neighbouring rows whose terms are computed into a buffer before each row is summed in `lanes`, 8 if there are "
+        "none; 0 sums each row as it is read.",
+        0,
+        "0 or more",
+        lambda rows: rows >= 0,
+        (0, 64),
     ),
 )
 
@@ -50,10 +62,10 @@ DECLARED = (
 def tile_sum(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers) -> bool:
     """Annotate the innermost loop of a ragged reduction; False (and no change) where the sketch does not fit.
 
-    args: the schedule, an innermost block, the number of lanes.
+    args: the schedule, an innermost block, the number of lanes and of staged rows.
     rewrite: see the module's before and after.
     """
-    node, lanes = sch.get(block), choices.lanes
+    node, lanes = sch.get(block), choices.lanes or (STAGED_LANES if choices.staged else 0)
     store = node.body
     if not lanes or not isinstance(store, tirx.BufferStore) or not node.iter_vars:
         return False
@@ -62,6 +74,8 @@ def tile_sum(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Regis
     if not is_sum or bits < LEAST_BITS or not collect(sch.get(loop).extent, ir.TensorLoad):
         return False
     sch.annotate(loop, SUM, lanes)
+    if choices.staged:
+        sch.annotate(loop, STAGED, choices.staged)
     return True
 
 

@@ -155,7 +155,14 @@ def portfolio(values: Values, base: Choices, pieces: int = 0) -> list[Choices]:
         changes += [smaller, {**smaller, **fetched}, {"stream": 1}, {"chunks": 0}]
     if not pieces:
         changes += [{**c, "tile": tile} for c in ({}, fetched) for tile in (2 * begin.tile, begin.tile // 4)]
-        changes += [{"unroll": 2}, {"unroll": 4}, {"lanes": 8}, {"chunks": 0, **fetched}, {"stream": 1, **smaller}]
+        changes += [
+            {"unroll": 2},
+            {"unroll": 4},
+            {"lanes": 8},
+            {"lanes": 8, "staged": 64},
+            {"chunks": 0, **fetched},
+            {"stream": 1, **smaller},
+        ]
         changes += [{"panel": panel, **fetched} for panel in values.get("panel", ()) if panel]
     inside = [c for c in changes if all(value in values.get(name, ()) for name, value in c.items())]
     return list(dict.fromkeys(shared(begin.changed(**change)) for change in ({}, *inside)))

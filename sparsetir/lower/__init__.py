@@ -35,6 +35,7 @@ from sparsetir.lower.rows.block_registers import BlockRegisters
 from sparsetir.lower.rows.fuse_loops import FuseLoops
 from sparsetir.lower.rows.panels import PackOperands
 from sparsetir.lower.rows.partition import BalanceNonzeros, SplitMergePath
+from sparsetir.lower.rows.stage_terms import StageTerms
 from sparsetir.lower.target.arithmetic import GuardDivisions, PropagateNaN, SplitGuards, WidenIndices, WrapIntegers
 from sparsetir.lower.target.half_floats import ConvertHalves, PromoteHalves, WidenScalars
 from sparsetir.lower.target.initialization import DecomposeInit
@@ -119,6 +120,7 @@ REWRITES = [
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
     VectorizeMaps,  # annotated functions along rows -> arithmetic in vectors
     FactorInvariants,  # annotated sums -> loop-invariant factors once, and sums of the rest
+    StageTerms,  # annotated rows -> blocks whose terms are computed first, then summed row by row
     SumRagged,  # annotated sums along ragged rows -> vectors, with a masked remainder
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a remainder loop
     InsertPrefetch,  # annotated gather loops -> prefetch of later steps

@@ -52,6 +52,7 @@ DOT = "sparsetir.dot"
 ALONG = "sparsetir.unit_along"
 HELD = "sparsetir.held"
 SUM = "sparsetir.sum"
+STAGED = "sparsetir.staged"
 MAP = "sparsetir.map"
 BLOCK = "sparsetir.block"
 FACTOR = "sparsetir.factor"
@@ -229,6 +230,14 @@ TABLE = (
         "ragged_sum",
         "ragged_sums",
         "refused where the body is no sum of elements along the row",
+    ),
+    Mark(
+        STAGED,
+        "loop",
+        "compute the terms of this many neighbouring rows into a buffer before the rows are summed",
+        "ragged_sum",
+        "stage_terms",
+        "refused where terms depend on more than the entries of the row",
     ),
     Mark(
         MAP,

@@ -27,19 +27,21 @@ from sparsetir.lower.target.scratch import MOST_BYTES, PromoteToStack
 from sparsetir.lower.vector.ragged_sums import SumRagged
 from sparsetir.schedules import Choices, defaults
 from sparsetir.schedules.registers import OwnSums
+from sparsetir.utils.machine import private_cache
 from sparsetir.workloads import suite
 
 pytestmark = pytest.mark.optimised
 
 VECTORIZED = tirx.ForKind.VECTORIZED
 KERNELS: dict[Any, Any] = {}
+RAGGED = effects.Usage([], [], ["indptr"], [])
 
 
-def kernel(lanes: int, dtype: str = "float32", idtype: str = "int32", chunks: int = 2) -> Any:
+def kernel(lanes: int, dtype: str = "float32", idtype: str = "int32", chunks: int = 2, staged: int = 0) -> Any:
     """A kernel for CSR, compiled once."""
-    key = lanes, dtype, idtype, chunks
+    key = lanes, dtype, idtype, chunks, staged
     if key not in KERNELS:
-        choices = Choices(lanes=lanes, chunks=chunks)
+        choices = Choices(lanes=lanes, chunks=chunks, staged=staged)
         KERNELS[key] = sparsetir.build(sparsetir.ops.spmv(dtype, idtype=idtype), schedule=choices)
     return KERNELS[key]
 
@@ -87,10 +89,10 @@ def of_lengths(lengths: Any, columns: int = 80) -> Any:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("lanes", [0, 4, 8])
+@pytest.mark.parametrize(("lanes", "staged"), [(0, 0), (4, 0), (8, 0), (8, 64), (4, 3)])
 @pytest.mark.parametrize("name", suite.families())
-def test_every_family(name: str, lanes: int) -> None:
-    check(kernel(lanes), suite.families()[name]("small"))
+def test_every_family(name: str, lanes: int, staged: int) -> None:
+    check(kernel(lanes, staged=staged), suite.families()[name]("small"))
 
 
 @pytest.mark.shared(3)
@@ -113,21 +115,49 @@ def test_halves(dtype: str, format: Any) -> None:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("lanes", [2, 4, 8])
+@pytest.mark.parametrize(("lanes", "staged"), [(2, 0), (4, 0), (8, 0), (2, 7), (16, 64)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
-def test_dtypes(dtype: str, idtype: str, lanes: int) -> None:
+def test_dtypes(dtype: str, idtype: str, lanes: int, staged: int) -> None:
     matrix = suite.families()["rmat"]("small").astype(dtype)
     matrix.indptr, matrix.indices = matrix.indptr.astype(idtype), matrix.indices.astype(idtype)
-    check(kernel(lanes, dtype, idtype), matrix)
+    check(kernel(lanes, dtype, idtype, staged=staged), matrix)
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("lanes", [4, 8])
+@pytest.mark.parametrize(("lanes", "staged"), [(4, 0), (8, 0), (8, 64), (4, 2)])
 @pytest.mark.parametrize("name", degenerate("float32"))
-def test_degenerate_matrices(name: str, lanes: int, dtype: str) -> None:
-    check(kernel(lanes, dtype), degenerate(dtype)[name])
+def test_degenerate_matrices(name: str, lanes: int, staged: int, dtype: str) -> None:
+    check(kernel(lanes, dtype, staged=staged), degenerate(dtype)[name])
+
+
+@pytest.mark.parametrize("chunks", [0, 2])
+@pytest.mark.parametrize("height", [1, 5, 64])
+@pytest.mark.parametrize("lanes", [2, 8])
+def test_staged_rows_of_all_lengths(lanes: int, height: int, chunks: int) -> None:
+    """Blocks that fit into the buffer and blocks that do not, values that are not finite in their own rows only."""
+    rng = np.random.default_rng(height)
+    for most in (3, 9, 17, 40, 80):
+        matrix = of_lengths(rng.integers(0, most, 131))
+        check(kernel(lanes, chunks=chunks, staged=height), matrix)
+        matrix.data[:: max(matrix.nnz // 7, 1)] = np.nan
+        result = kernel(lanes, chunks=chunks, staged=height)(A=matrix, x=fenced(np.ones(80, np.float32)))
+        np.testing.assert_array_equal(np.isnan(result), np.isnan(matrix @ np.ones(80, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("program", "is_staged"),
+    [
+        (sparsetir.ops.spmv(), True),
+        (sparsetir.ops.spmv("float64", idtype="int64"), True),
+        (sparsetir.ops.spmm(), False),
+        (sparsetir.ops.sddmm(), False),
+    ],
+)
+def test_only_sums_of_terms_of_their_own_row_are_staged(program: Any, is_staged: bool) -> None:
+    text = sparsetir.build(program, schedule=Choices(lanes=4, staged=16, chunks=0)).script(3)
+    assert ("terms[" in text) is is_staged
 
 
 SUMS = """
@@ -320,7 +350,7 @@ INTEL = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "fast-math-reass
 )
 def test_lanes_where_rows_differ_in_length(lengths: list[int], wanted: int) -> None:
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    assert defaults.suitable_lanes(["indptr"], {"indptr": indptr}) == wanted
+    assert defaults.suitable_sums(RAGGED, {"indptr": indptr}).get("lanes", 0) == wanted
 
 
 @pytest.mark.parametrize(
@@ -328,10 +358,10 @@ def test_lanes_where_rows_differ_in_length(lengths: list[int], wanted: int) -> N
     [
         ([8] * 9999, True, 0),
         ([8] * 9999, False, 0),
-        ([5, 9, 2, 12] * 999, True, 4),  # short, many, and of varying lengths
-        ([5, 9, 2, 12] * 999, False, 4),
+        ([7, 19, 5, 22] * 999, True, 4),  # short, many, and of varying lengths
+        ([7, 19, 5, 22] * 999, False, 4),
         ([5, 9, 2, 12] * 99, True, 0),  # so few that the processor knows their lengths
-        ([1, 0, 3, 1] * 999, True, 0),
+        ([1, 0, 1, 0] * 999, True, 0),
         ([30, 10, 40, 50] * 4000, True, 0),
         ([30, 10, 40, 50] * 4000, False, 0),
         ([130, 110, 140, 150] * 999, True, 0),
@@ -341,7 +371,31 @@ def test_lanes_where_rows_differ_in_length(lengths: list[int], wanted: int) -> N
 )
 def test_lanes_where_llvm_sums_rows_in_vectors_by_itself(lengths: list[int], gathers: bool, wanted: int) -> None:
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    assert defaults.suitable_lanes(["indptr"], {"indptr": indptr}, OwnSums(gathers)) == wanted
+    assert defaults.suitable_sums(RAGGED, {"indptr": indptr}, OwnSums(gathers)) == ({"lanes": wanted} if wanted else {})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "lanes"),
+    [
+        ([1, 0, 3, 1] * 999, 8),
+        ([5, 9, 2, 12] * 999, 16),
+        ([5, 9, 2, 12] * 99, 0),  # so few that the processor knows their lengths
+        ([5] * 9999, 0),
+    ],
+)
+def test_many_short_rows_of_varying_lengths_are_staged(lengths: list[int], lanes: int) -> None:
+    arrays = {"indptr": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)}
+    wanted = {"lanes": lanes, "staged": defaults.STAGED_ROWS} if lanes else {}
+    assert defaults.suitable_sums(RAGGED, arrays, OwnSums(True)) == wanted
+
+
+def test_lanes_only_where_the_gathered_operand_is_near() -> None:
+    lengths = [7, 19, 5, 22] * 999
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    usage = effects.Usage.of(decode(sparsetir.ops.spmv()))
+    for elements, wanted in ((1000, {"lanes": 4}), (private_cache(), {})):
+        arrays = {"indptr": indptr, "indices": np.zeros(indptr[-1], np.int32), "x_data": np.zeros(elements, np.float32)}
+        assert defaults.suitable_sums(usage, arrays, OwnSums(True)) == wanted
 
 
 def test_llvm_sums_rows_in_vectors_where_terms_may_come_in_any_order() -> None:

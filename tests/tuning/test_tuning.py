@@ -294,6 +294,7 @@ def test_lanes_are_open_where_a_row_makes_one_number() -> None:
     target = make_target(None, ops.spmv())
     values = space.open_choices(LoweredProgram(ops.spmv(), None).second, threads=2, target=target)
     assert values["lanes"] == Choices.space(threads=2)["lanes"]
+    assert values["staged"] == Choices.space(threads=2)["staged"]
 
 
 def test_free_sizes() -> None:
