@@ -250,19 +250,24 @@ class _Placement:
 
 
 _placements = shared_cache("placements of coordinates", 8)
+_placed_once = shared_cache("keys of coordinates that were placed once", 64)
 MOST_PLACED = 1 << 25  # bytes of a placement that is kept
+SLOT_BYTES = 8  # of each entry of a placement
 
 
 def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> StoredArgument:
     """Place the argument's entries in newly built arrays.
 
-    Where lists of coordinates are placed is kept for later calls with equal ones, which gives them copies.
+    Where lists of coordinates are placed is kept when equal ones come a second time. Later calls get copies.
     """
     key = _placement_key(source, levels, fit)
     kept = None if key is None else _placements.get(key)
     placement = _placed(source, levels, fit, name) if kept is None else kept.copied()
     if kept is None and key is not None and placement.nbytes <= MOST_PLACED:
-        _placements[key] = placement.copied()  # an index array may be the argument's own
+        if key in _placed_once:
+            _placements[key] = placement.copied()  # an index array may be the argument's own
+        else:
+            _placed_once[key] = True
     slots, counts = placement.slots, placement.counts
     values, repeats = scatter(slots, source.values.reshape(-1), math.prod(counts))
     lengths, values = dict(enumerate(fit.shape)), values.reshape(counts)
@@ -272,10 +277,13 @@ def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> St
 
 
 def _placement_key(source: Source, levels: Sequence[Level], fit: Fit) -> Any:
-    """Return what decides where coordinates are placed; None where formulas do, or of sources of other kinds."""
-    if not isinstance(source, Coordinates) or any(
-        level.rule or level.extent_rule or level.offset_rule for level in levels
-    ):
+    """Return what decides where coordinates are placed.
+
+    None where formulas do, of sources of other kinds, and of lists whose slots alone are more than what is kept.
+    """
+    if not isinstance(source, Coordinates) or source.values.size * SLOT_BYTES > MOST_PLACED:
+        return None
+    if any(level.rule or level.extent_rule or level.offset_rule for level in levels):
         return None
     whole = xxhash.xxh3_128()
     for index in source.indices:
