@@ -425,8 +425,8 @@ def transposed(value: Any, order: Sequence[int]) -> Any:
     if sp.issparse(value):
         return interop.transposed(value, order)
     if isinstance(value, SparseTensor):
-        if value.format.name == "csr" and not interop.is_half(value):
-            return SparseTensor.from_any(value.compressed.T.tocsr(), "csr", idtype=value.idtype, check=False)
+        if (matrix := value.scipy_matrix) is not None:
+            return SparseTensor.from_any(matrix.T.tocsr(copy=True), "csr", idtype=value.idtype, check=False)
         return SparseTensor.from_any(transposed(value.to_coo(), order))
     if isinstance(value, CooTensor):
         return CooTensor(value.coords[list(order)], value.values, tuple(value.shape[d] for d in order))

@@ -475,8 +475,11 @@ class SparseTensor(Operators):
 
     @property
     def scipy_matrix(self) -> Any:
-        """`compressed`, as scipy's functions take it: in order, with distinct coordinates; else None, as of 16 bits."""
-        matrix = None if is_half(self) else self.compressed
+        """`compressed`, as scipy's functions take it: in order, with distinct coordinates.
+
+        None of other matrices, and of numbers that scipy does not know, such as floats of 16 or 8 bits.
+        """
+        matrix = None if is_half(self) or self.dtype.isbuiltin == 2 else self.compressed
         if matrix is None or not self._is_canonical:
             return None
         matrix.has_canonical_format = True
@@ -612,8 +615,8 @@ class SparseTensor(Operators):
 
     def to_dense(self) -> Array:
         """Return an ndarray of the same shape."""
-        if self.format.name == "csr" and not is_half(self):
-            return np.asarray(self.compressed.toarray())
+        if (matrix := self.scipy_matrix) is not None:
+            return np.asarray(matrix.toarray(order="C"))
         dense = np.zeros(self.shape, self.dtype)
         dense[self.coords] = self.values
         return dense
