@@ -263,11 +263,19 @@ def packed(weight: np.ndarray, panel: int) -> np.ndarray:
 
 HALVES = ("float16", "bfloat16")
 SUMMING = {
-    f"relax.{name}"
-    for name in (
-        *("sum", "mean", "variance", "std", "prod", "nn.softmax", "nn.log_softmax", "nn.layer_norm", "nn.group_norm"),
-        *("nn.instance_norm", "nn.rms_norm", "nn.avg_pool2d", "nn.adaptive_avg_pool2d"),
-    )
+    "relax.sum",
+    "relax.mean",
+    "relax.variance",
+    "relax.std",
+    "relax.prod",
+    "relax.nn.softmax",
+    "relax.nn.log_softmax",
+    "relax.nn.layer_norm",
+    "relax.nn.group_norm",
+    "relax.nn.instance_norm",
+    "relax.nn.rms_norm",
+    "relax.nn.avg_pool2d",
+    "relax.nn.adaptive_avg_pool2d",
 }
 
 

@@ -349,8 +349,7 @@ class InferenceDropout(onnx_frontend.OnnxOpConverter):
         if training is not None and not (isinstance(training, ir.GenericConst) and not training.value.numpy().any()):
             raise _refused("Dropout", "is in training mode")
         x = inputs[0]
-        kept = relax.op.equal(bb.normalize(relax.op.zeros_like(x)), bb.normalize(relax.op.zeros_like(x)))
-        return relax.Tuple([x, bb.normalize(kept)])
+        return relax.Tuple([x, bb.normalize(relax.op.full_like(x, relax.const(True, "bool"), "bool"))])
 
     _impl_v1 = _impl_v6 = _impl_v10 = _impl_v12 = _impl_v13 = _impl_v22 = _impl_v7
 
