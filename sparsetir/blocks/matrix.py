@@ -31,8 +31,7 @@ from sparsetir.blocks.results import Checkpoint, beside, check_path, file_result
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop import is_sparse
 from sparsetir.io.stores import Array, Store, open_store
-from sparsetir.runtime.signature import is_integer
-from sparsetir.utils.arguments import as_count, as_flag, as_path, shown
+from sparsetir.utils.arguments import as_count, as_flag, as_path, is_integer, shown
 from sparsetir.utils.buffers import OutputPool
 
 

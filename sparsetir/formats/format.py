@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, checks_keywords
 from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.interop.levels import first_disorder
-from sparsetir.utils.arguments import as_index, shown
+from sparsetir.utils.arguments import as_index, is_integer, shown
 from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import check_memory, check_values, fits
 
@@ -422,7 +422,7 @@ def check_idtype(idtype: str | None) -> None:
 def check_positive(name: str, **numbers: Any) -> None:
     """Raise `ArgumentError` unless the parameters of format `name` are whole numbers from 1 on."""
     for parameter, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+        if not is_integer(number) or number < 1:
             raise ArgumentError(f"{parameter} of {name} must be a whole number from 1 on, found {shown(number)}")
 
 
