@@ -17,13 +17,12 @@ from sparsetir.formats.format import (
     Array,
     Entries,
     Packed,
-    begins,
-    index_dtype,
     register,
     row_chunks,
     row_numbers,
     subset,
 )
+from sparsetir.interop.flat_arrays import begins, index_dtype
 from sparsetir.utils.arguments import is_integer, shown
 from sparsetir.utils.memory import check_memory
 

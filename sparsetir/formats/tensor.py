@@ -18,7 +18,7 @@ from sparsetir.formats import encoding as encodings
 from sparsetir.formats import format as limits
 from sparsetir.formats.base import FormatRewriteRule
 from sparsetir.formats.encoding import Encoding
-from sparsetir.formats.format import Array, CapacityError, Entries, Format, Packed, check_idtype, index_array, make
+from sparsetir.formats.format import Array, CapacityError, Entries, Format, Packed, check_idtype, make
 from sparsetir.formats.operators import Operators
 from sparsetir.formats.origin import Origin, open_dense, open_origin
 from sparsetir.interop import (
@@ -31,6 +31,7 @@ from sparsetir.interop import (
     is_sparse,
 )
 from sparsetir.interop import to_torch as as_torch
+from sparsetir.interop.flat_arrays import index_array
 from sparsetir.interop.sources import CompressedSource, Coordinates, Source, check_numbers, is_torch, whole_sizes
 from sparsetir.io import read
 from sparsetir.io.stores import is_open
