@@ -16,10 +16,10 @@ from sparsetir.formats.base import FormatRewriteRule
 from sparsetir.formats.compressed import CSF
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, array_of_numbers, as_numpy, check_detached, check_parts, is_sparse, is_torch
+from sparsetir.ir.sizes import LARGEST_INT32
 from sparsetir.utils.arguments import VALUE_DTYPES, dtype_name
 
 Key: TypeAlias = tuple[Any, ...]
-LARGEST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from tvm.ir import Var
 from tvm.runtime import DataType
 
 from sparsetir.codegen.target import native_target
+from sparsetir.interop.arrays import HALVES
 from sparsetir.ir.rewriting import collect, mentions, same
 from sparsetir.ir.views import is_sp_iter
 from sparsetir.ir.visitor import structural_mutate
@@ -261,7 +262,6 @@ def packed(weight: np.ndarray, panel: int) -> np.ndarray:
 
 # ------------------------------------------------------------------------- sums of halves
 
-HALVES = ("float16", "bfloat16")
 SUMMING = {
     "relax.sum",
     "relax.mean",

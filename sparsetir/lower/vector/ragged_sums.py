@@ -11,6 +11,7 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
+from sparsetir.interop.arrays import HALVES
 from sparsetir.ir import dialect
 from sparsetir.ir.dialect import is_if_then_else
 from sparsetir.ir.rewriting import (
@@ -32,7 +33,6 @@ from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import BLOCK, STRUCTURE, SUM, names_in, refused
 from sparsetir.lower.loops import SERIAL, UNROLLED, VECTORIZED, Update, each_loop, serial, vectorized, with_, with_body
-from sparsetir.lower.target.half_floats import HALVES
 from sparsetir.lower.vector.loop_transforms import hull
 from sparsetir.lower.vector.vectorize import DotSum, match, reduced, scaled
 
