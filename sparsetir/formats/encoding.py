@@ -268,9 +268,6 @@ def _refuse(message: str) -> NoReturn:
 # Formats of encodings: every order of dense and compressed levels, blocks of them, and lists of coordinates.
 
 
-SPECIAL = (CSR, CSC, DCSR, COO, CSF, BSR, DBSR, NM, DIA)
-
-
 def format(text: str | Format) -> Format:
     """Return the format that a text denotes.
 

@@ -103,14 +103,14 @@ def place_merge(entry: Entry, scope: Scope, strategy: str) -> Merged:
     members = [_Member(axis, *parent_of(axis, host, scope), dtype) for axis, host in entry.heads]
     name = "v" + str(entry.vars[0].name)
     if entry.merge == "intersect":
-        return _intersection(members, name, dtype, strategy)
+        return _intersection(members, name, strategy)
     return _union(members, Var(name, ir.PrimType(dtype)))
 
 
 # ---------------------------------------------------------------------------------------------- intersections
 
 
-def _intersection(members: Sequence[_Member], name: str, dtype: str, strategy: str) -> Merged:
+def _intersection(members: Sequence[_Member], name: str, strategy: str) -> Merged:
     first, slot = members[0], Var(name, ir.PrimType(members[0].axis.idtype))
     coord, pos = first.coordinate(slot), first.position(slot)
     absent = in_range(coord, first.axis.length) if first.axis.may_be_absent else []
