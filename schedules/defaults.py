@@ -407,7 +407,7 @@ def lanes_for(rows: int, mean: float, *, is_regular: bool, own_sums: OwnSums | N
         return _lanes_in_order(mean, is_regular)
     is_mispredicted = not is_regular and rows >= LEARNT and LANES - 1 <= mean < 4 * LANES
     is_near = operand <= NEAR * private_cache()
-    return LANES if is_mispredicted and is_near or (mean >= GATHERED_LONG and not own_sums.gathers) else 0
+    return LANES if (is_mispredicted and is_near) or (mean >= GATHERED_LONG and not own_sums.gathers) else 0
 
 
 def _lanes_in_order(mean: float, is_regular: bool) -> int:
@@ -570,9 +570,9 @@ __all__ = [
     "near_bytes",
     "predicted_seconds",
     "suitable_halves",
-    "suitable_sums",
     "suitable_panel",
     "suitable_prefetch",
+    "suitable_sums",
     "suitable_tile",
     "suits_carry",
     "suits_checks",

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparsetir.utils.packages import load_at_first_use
 
 if TYPE_CHECKING:
     from sparsetir.tuning.api import autotune, tune_sparse
@@ -15,25 +16,21 @@ if TYPE_CHECKING:
 
 # Names -> the modules that define them, imported at the first use of a name: kernels take the cost model from here,
 # and need no search.
-_LAZY = {
-    "Candidate": "sparsetir.tuning.space",
-    "Database": "sparsetir.tuning.records",
-    "Key": "sparsetir.tuning.records",
-    "Record": "sparsetir.tuning.records",
-    "TuneManyResult": "sparsetir.tuning.many",
-    "TuneResult": "sparsetir.tuning.report",
-    "TuneTask": "sparsetir.tuning.many",
-    "autotune": "sparsetir.tuning.api",
-    "tune_many": "sparsetir.tuning.many",
-    "tune_sparse": "sparsetir.tuning.api",
-}
-
-
-def __getattr__(name: str) -> Any:
-    where = _LAZY.get(name)
-    if where is None:
-        raise AttributeError(f"module 'sparsetir.tuning' has no attribute {name!r}")
-    return getattr(importlib.import_module(where), name)
+__getattr__ = load_at_first_use(
+    __name__,
+    {
+        "Candidate": "sparsetir.tuning.space",
+        "Database": "sparsetir.tuning.records",
+        "Key": "sparsetir.tuning.records",
+        "Record": "sparsetir.tuning.records",
+        "TuneManyResult": "sparsetir.tuning.many",
+        "TuneResult": "sparsetir.tuning.report",
+        "TuneTask": "sparsetir.tuning.many",
+        "autotune": "sparsetir.tuning.api",
+        "tune_many": "sparsetir.tuning.many",
+        "tune_sparse": "sparsetir.tuning.api",
+    },
+)
 
 
 __all__ = [

@@ -58,9 +58,7 @@ def matmul(dx: Any, B: Any) -> Any:
     dtype = products.compute_dtype(dtype, B.dtype)
     operand = _share(np.ascontiguousarray(B, dtype))
     multiply = dask.delayed(partial(_multiply, extent=shape[1], dtype=dtype), pure=False)
-    rows = [
-        array.from_delayed(multiply(part, operand), (count, B.shape[1]), dtype) for part, count in _parts(dx, B, dask)
-    ]
+    rows = [array.from_delayed(multiply(part, operand), (count, B.shape[1]), dtype) for part, count in _parts(dx, B)]
     return array.concatenate(rows) if rows else array.zeros((0, B.shape[1]), dtype=dtype)
 
 
@@ -83,7 +81,7 @@ def pca(dx: Any, k: int = 50) -> PCA:
     dask = require("dask", extra="dask", purpose="sparsetir.dask")
     dx = _checked(dx)
     n = dx.shape[1]
-    parts = [part for part, _ in _parts(dx, np.empty((n, 1), np.float32), dask)]
+    parts = [part for part, _ in _parts(dx, np.empty((n, 1), np.float32))]
     is_small = n <= MAX_GRAM_FEATURES
     start = _PartialSums(0, np.zeros(n), np.zeros(n), np.zeros((n, n)) if is_small else None)
     (sums,) = dask.compute(_tree(parts, partial(_add_chunk, n), _merge, start, dask))
@@ -131,7 +129,7 @@ def _checked(dx: Any) -> Any:
     return dx
 
 
-def _parts(dx: Any, B: Array, dask: Any) -> list[tuple[Any, Any]]:
+def _parts(dx: Any, B: Array) -> list[tuple[Any, Any]]:
     """Return row chunks, as delayed objects or ranges of a file, and their numbers of rows."""
     if isinstance(dx, _OnDisk):
         starts = plan_product(dx.store, dx.memory, B, True, "").starts

@@ -31,7 +31,7 @@ from sparsetir.blocks.results import Checkpoint, beside, check_path, file_result
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop import is_sparse
 from sparsetir.io.stores import Array, Store, open_store
-from sparsetir.utils.arguments import as_count, as_flag, as_path, shown
+from sparsetir.utils.arguments import as_count, as_flag, as_path, is_integer, shown
 from sparsetir.utils.buffers import OutputPool
 
 
@@ -226,11 +226,12 @@ class BlockMatrix:
         """
         if axis is None:
             return float(self.colsums(progress=progress).sum())
+        if not is_integer(axis) or axis not in (0, 1, -1, -2):
+            error = ArgumentError if is_integer(axis) else ArgumentTypeError
+            raise error(f"axis: expected 0, 1 or None, got {shown(axis)}. Columns are summed by 0, rows by 1.")
         if axis in (0, -2):
             return self.colsums(progress=progress)
-        if axis in (1, -1):
-            return self.spmv(np.ones(self.shape[1]), progress=progress)
-        raise ArgumentError(f"axis: expected 0, 1 or None, got {shown(axis)}. Columns are summed by 0, rows by 1.")
+        return self.spmv(np.ones(self.shape[1]), progress=progress)
 
     def mean(self, axis: int | None = None, *, progress: bool = False) -> Any:
         """Return the means of columns (axis 0) or of rows (axis 1), or of all elements, zeros included, in float64."""

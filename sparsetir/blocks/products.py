@@ -34,6 +34,7 @@ from sparsetir.kernel_factory import make_kernel
 from sparsetir.ops.dense_output import added_spmm
 from sparsetir.runtime.signature import unchecked
 from sparsetir.sparse_output.products import matmul
+from sparsetir.utils.arguments import is_integer
 from sparsetir.utils.buffers import LINE, OutputPool, aligned, empty
 from sparsetir.utils.caches import ForkLock
 from sparsetir.utils.memory import MemoryLimitError
@@ -76,7 +77,7 @@ class PCA:
 
 def check_components(k: Any, shape: tuple[int, int]) -> int:
     """Validate a number of components, and return it as an int."""
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+    if not is_integer(k):
         raise ArgumentTypeError(f"k: expected an integer, got {type(k).__name__}. Pass the number of components.")
     if not 1 <= k <= min(shape) or shape[0] < 2:
         raise ArgumentError(f"k: expected 1 to {min(shape)} components of {shape}, got {k}. Choose fewer.")

@@ -20,7 +20,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError
 from sparsetir.interop import Level
 from sparsetir.io.stores import Array, Buffers, Decoder, Store, is_cached
 from sparsetir.runtime.validation import is_sound
-from sparsetir.utils.arguments import as_flag, shown
+from sparsetir.utils.arguments import as_flag, is_integer, shown
 from sparsetir.utils.machine import CORES
 from sparsetir.utils.memory import MemoryLimitError, readable
 from sparsetir.utils.threads import get_num_threads
@@ -284,7 +284,7 @@ def parse_memory(memory: Any) -> int:
         power = " kmgt".index(match[2] or " ")
         nbytes = float(match[1]) * (1024**power if match[3] else UNITS[match[2]])
         return _positive(int(min(nbytes, sys.maxsize)))
-    if isinstance(memory, bool) or not isinstance(memory, (int, np.integer)):
+    if not is_integer(memory):
         raise ArgumentTypeError(f"memory: expected bytes or text, got {type(memory).__name__}. Pass '2GiB'.")
     return _positive(int(memory))
 

@@ -23,7 +23,7 @@ import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, WriteError
 from sparsetir.io.stores import Array, Buffers
-from sparsetir.utils.arguments import as_path, shown
+from sparsetir.utils.arguments import as_path, is_integer, shown
 from sparsetir.utils.files import writing_file
 from sparsetir.utils.machine import CORES
 from sparsetir.utils.packages import require
@@ -422,7 +422,7 @@ def save_blocks(A: Any, path: str | os.PathLike[str], *, rows: int = 50_000) -> 
     (6, 2)
     """
     path = as_path(path, "path")
-    if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or rows < 1:
+    if not is_integer(rows) or rows < 1:
         raise ArgumentError(f"rows: expected a positive integer, got {shown(rows)}. Leave it out.")
     path = check_new(path, "path")
     is_columns = sp.issparse(A) and A.format == "csc"

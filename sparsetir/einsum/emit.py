@@ -351,7 +351,7 @@ class _ContractionWriter(ProgramWriter):
             self._level(at, depth, axis, parent, c)
             parent = axis
 
-    def _suffix(self, at: int, axis: str) -> str:
+    def _suffix(self, axis: str) -> str:
         return axis.lower() if len(self._array_levels()) > 1 else ""
 
     def _array_levels(self) -> list[tuple[int, int]]:
@@ -359,8 +359,8 @@ class _ContractionWriter(ProgramWriter):
         layouts = [o.layout.levels if o.layout is not None else () for o in self.nest.operands]
         return [(at, d) for at, levels in enumerate(layouts) for d, level in enumerate(levels) if level.kind in kinds]
 
-    def _array(self, role: str, at: int, axis: str) -> str:
-        suffix = self._suffix(at, axis)
+    def _array(self, role: str, axis: str) -> str:
+        suffix = self._suffix(axis)
         name = self.names.new(f"{role}_{suffix}" if suffix else role)
         return name
 
@@ -373,13 +373,13 @@ class _ContractionWriter(ProgramWriter):
             above = [self.vars[c] for c in operand.path[:depth]]
             is_distinct = len({*above, "s"}) > depth
             return self.full(axis, parent, size, above if is_distinct else [f"c{n}" for n in range(depth)], idtype)
-        arrays = [self._array(role, at, axis) for role in ("indptr", "indices")[level.kind == "singleton" :]]
+        arrays = [self._array(role, axis) for role in ("indptr", "indices")[level.kind == "singleton" :]]
         self.inputs += arrays
         self.arrays[at][depth] = (arrays[0] if len(arrays) > 1 else "", arrays[-1])
         flags = {"sorted": level.sorted, "unique": level.unique}
         if level.kind == "singleton":
             return self.singleton(axis, parent, size, arrays[0], idtype, **flags)
-        nnz = self._array("nnz", at, axis)
+        nnz = self._array("nnz", axis)
         self.scalars(idtype, nnz)
         return self.compressed(axis, parent, (size, nnz), arrays, idtype, **flags)
 

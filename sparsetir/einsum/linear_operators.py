@@ -24,7 +24,7 @@ from sparsetir.interop.arrays import compressed_of
 from sparsetir.kernel_factory import make_kernel
 from sparsetir.runtime.adaptive import MIN_ENTRIES, TRIAL_CALLS, TRIAL_SECONDS, Trial, in_background
 from sparsetir.runtime.bound import BoundKernel
-from sparsetir.utils.arguments import is_float, renamed_parameters, shown
+from sparsetir.utils.arguments import is_float, is_integer, renamed_parameters, shown
 from sparsetir.utils.caches import cached_property
 
 Convert: TypeAlias = "Callable[[Any, int], tuple[list[Callable[[Any], Any]], bool]]"
@@ -93,9 +93,7 @@ def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.Line
             )
         elif tensor.dtype not in REAL:
             tensor = _in_float64(tensor)
-    if expected_calls is not None and (
-        isinstance(expected_calls, bool) or not isinstance(expected_calls, (int, np.integer))
-    ):
+    if expected_calls is not None and not is_integer(expected_calls):
         raise ArgumentTypeError(
             f"expected_calls: expected an integer, got {shown(expected_calls)}. Pass a number of products."
         )

@@ -31,8 +31,7 @@ from sparsetir.einsum.subscripts import LIMITS
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import array_of_numbers, is_sparse, is_torch
-from sparsetir.runtime.signature import is_integer
-from sparsetir.utils.arguments import common_dtype, dtype_name, is_float, shown
+from sparsetir.utils.arguments import common_dtype, dtype_name, is_float, is_integer, shown
 
 BINARY: dict[np.ufunc, Callable[[Any, Any], Any]] = {
     np.add: operators.add,

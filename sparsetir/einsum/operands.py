@@ -16,10 +16,10 @@ from sparsetir.formats.base import FormatRewriteRule
 from sparsetir.formats.compressed import CSF
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, array_of_numbers, as_numpy, check_detached, check_parts, is_sparse, is_torch
+from sparsetir.ir.sizes import LARGEST_INT32
 from sparsetir.utils.arguments import VALUE_DTYPES, dtype_name
 
 Key: TypeAlias = tuple[Any, ...]
-LARGEST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ def own_levels(rules: tuple[FormatRewriteRule, ...]) -> tuple[StorageLevel, ...]
     chain = [axis for axis in axes if axis.kind != "dense_fixed"]
     if any(sum(other.parent == axis for other in axes) > 1 for axis in axes) or not chain:
         return None
-    return tuple(levels) if _in_storage_order(levels, axes, dims) else None
+    return tuple(levels) if _in_storage_order(levels, axes) else None
 
 
 def _level_kind(axis: Any) -> str | None:
@@ -294,7 +294,7 @@ def _level_kind(axis: Any) -> str | None:
     return KINDS.get(axis.kind) if axis.rule is None else None
 
 
-def _in_storage_order(levels: list[StorageLevel], axes: Any, dims: dict[str, int]) -> bool:
+def _in_storage_order(levels: list[StorageLevel], axes: Any) -> bool:
     """Return whether the axes are one chain, with a dense axis only as its root."""
     roots = [axis for axis in axes if axis.parent is None]
     return len(roots) == 1 and all(level.kind != "dense" for level in levels[1:])

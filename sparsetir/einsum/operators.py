@@ -36,9 +36,8 @@ from sparsetir.interop import (
     open_source,
     to_torch,
 )
-from sparsetir.runtime.signature import is_integer
 from sparsetir.sparse_output import products
-from sparsetir.utils.arguments import as_dtype, common_dtype, dtype_name
+from sparsetir.utils.arguments import as_dtype, common_dtype, dtype_name, is_integer
 
 REAL = {"complex64": "float32", "complex128": "float64"}
 

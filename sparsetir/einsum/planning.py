@@ -285,15 +285,15 @@ def plan(
         return [masked], goal
     is_one = len(task.kinds) < 3 or not task.ring.is_usual or is_prefix
     count = len(task.kinds)
-    merges = goal.assembled and _merges(task)
-    if merges and count > MOST_MERGED and all(kind.layout is not None for kind in task.kinds):
+    is_merge = goal.assembled and _merges(task)
+    if is_merge and count > MOST_MERGED and all(kind.layout is not None for kind in task.kinds):
         firsts = [0, *range(count, 2 * count - 2)]  # the result so far
         order = [Contraction((first, at), goal.letters, 0.0) for at, first in enumerate(firsts, 1)]
-    elif is_one or merges:
+    elif is_one or is_merge:
         order = [Contraction(tuple(range(count)), goal.letters, 0.0)]
     else:
         order = _order(task, goal, sizes, stored, known)
-    return _steps(task, order, goal), goal
+    return _steps(task, order, goal, is_merge=is_merge), goal
 
 
 def _masked(
@@ -350,11 +350,11 @@ def _order(
     )
 
 
-def _steps(task: EinsumTask, order: Sequence[Contraction], goal: Target) -> list[EvaluationStep]:
+def _steps(task: EinsumTask, order: Sequence[Contraction], goal: Target, *, is_merge: bool) -> list[EvaluationStep]:
+    """Return the steps of contractions in an order; no operand alone has the pattern of a merge."""
     values, steps = _operands(task), []
     for step in order:
         members = [values[n] for n in step.members]
-        is_merge = goal.assembled and _merges(task)  # of patterns, which no operand has alone
         at = None if is_merge else next((n for n, o in enumerate(members) if _carries(o, step.output)), None)
         is_last = step is order[-1]
         if is_last:

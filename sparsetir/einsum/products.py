@@ -21,7 +21,7 @@ from sparsetir.einsum.expression import is_outside, matmul_outside, product_door
 from sparsetir.einsum.operators import by_parts, complex_product, complex_sum, has_complex
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import array_of_numbers, as_numpy, check_detached, is_sparse, is_torch, to_torch
+from sparsetir.interop import HALVES, array_of_numbers, as_numpy, check_detached, is_sparse, is_torch, to_torch
 from sparsetir.interop import to_torch as as_torch
 from sparsetir.ops.dense_output import EIGHT_BITS, quantized_spmm
 from sparsetir.runtime.kernel import Kernel
@@ -66,7 +66,7 @@ DEPTHS = {"rows": "depth", "weights": "offsets_[g + 1] - offsets_[g]"}
 
 def _tile(result: str, dtype: str, rows: int, vectors: int, lanes: int) -> list[str]:
     """Return the lines of one tile of registers at `row` and `column`."""
-    sums = "float32" if dtype in ("float16", "bfloat16") else dtype
+    sums = "float32" if dtype in HALVES else dtype
     row, column = f"row + u // {vectors}", f"column + u % {vectors} * {lanes} + l"
     left, right, out = (element.format(row=row, column=column) for element in ELEMENTS[result])
     total = f"c[u * {lanes} + l]"
@@ -112,7 +112,7 @@ def kernel(dtype: str, result: str) -> Kernel:
     result : {"rows", "weights"}
         ``Y[r] = X[r] @ W[g]`` for rows r of group g, or ``Y[g] = X[g].T @ W[g]``, X and W being rows in groups.
     """
-    is_half = dtype in ("float16", "bfloat16")
+    is_half = dtype in HALVES
     item = {"float64": 8, "float32": 4}.get(dtype, 2)
     lanes = VECTOR_BYTES // max(item, 4)
     low, high = BOUNDS[result]

@@ -22,7 +22,7 @@ from sparsetir.einsum.operands import Layout, diagonal, full_root, root_axis, ro
 from sparsetir.errors import ArgumentError, OffsetError
 from sparsetir.formats.canonical import add_duplicates, compressed_rows
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor, as_numpy, compressed_of, is_sparse, is_torch, recast, to_torch
+from sparsetir.interop import HALVES, CooTensor, as_numpy, compressed_of, is_sparse, is_torch, recast, to_torch
 from sparsetir.sparse_output import AccumulatorOptions
 from sparsetir.sparse_output.blocks import assembled_kernel
 from sparsetir.sparse_output.kernel import SparseOutputKernel
@@ -70,7 +70,7 @@ class DenseStep(EvaluationStep):
     def __call__(self, values: Sequence[Any]) -> Any:
         arrays = [as_numpy(value, f"operand {n}")[0] for n, value in enumerate(values)]
         dtype = arrays[0].dtype.newbyteorder("=")
-        if dtype.name in ("float16", "bfloat16"):
+        if dtype.name in HALVES:
             arrays = [array.astype(np.float32) for array in arrays]
         product = np.asarray(self._contract(arrays)).astype(dtype, copy=False)
         return to_torch(product) if any(is_torch(value) for value in values) else product
@@ -425,8 +425,8 @@ def transposed(value: Any, order: Sequence[int]) -> Any:
     if sp.issparse(value):
         return interop.transposed(value, order)
     if isinstance(value, SparseTensor):
-        if value.format.name == "csr" and not interop.is_half(value):
-            return SparseTensor.from_any(value.compressed.T.tocsr(), "csr", idtype=value.idtype, check=False)
+        if (matrix := value.scipy_matrix) is not None:
+            return SparseTensor.from_any(matrix.T.tocsr(copy=True), "csr", idtype=value.idtype, check=False)
         return SparseTensor.from_any(transposed(value.to_coo(), order))
     if isinstance(value, CooTensor):
         return CooTensor(value.coords[list(order)], value.values, tuple(value.shape[d] for d in order))

@@ -17,14 +17,13 @@ from sparsetir.formats.format import (
     Array,
     Entries,
     Packed,
-    begins,
-    index_dtype,
     register,
     row_chunks,
     row_numbers,
     subset,
 )
-from sparsetir.utils.arguments import shown
+from sparsetir.interop.flat_arrays import begins, index_dtype
+from sparsetir.utils.arguments import is_integer, shown
 from sparsetir.utils.memory import check_memory
 
 SAMPLE = 1 << 18  # entries that are sampled for a pattern's statistics
@@ -124,7 +123,7 @@ class Band(SinglePieceFormat):
     def __post_init__(self) -> None:
         super().__post_init__()
         for side, number in (("lower", self.lower), ("upper", self.upper)):
-            if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
+            if not is_integer(number) or number < 0:
                 raise ArgumentError(f"{side} of band must be a whole number from 0 on, found {shown(number)}")
 
     @property

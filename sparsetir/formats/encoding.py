@@ -22,15 +22,12 @@ from sparsetir.formats.format import (
     Entries,
     Format,
     Packed,
-    changes,
     check_idtype,
-    index_array,
     make,
     register,
-    sorting_order,
-    take,
 )
 from sparsetir.formats.padded import NM
+from sparsetir.interop.flat_arrays import changes, index_array, sorting_order, take
 from sparsetir.script import parser
 from sparsetir.utils.caches import cached_property
 
@@ -269,9 +266,6 @@ def _refuse(message: str) -> NoReturn:
 
 
 # Formats of encodings: every order of dense and compressed levels, blocks of them, and lists of coordinates.
-
-
-SPECIAL = (CSR, CSC, DCSR, COO, CSF, BSR, DBSR, NM, DIA)
 
 
 def format(text: str | Format) -> Format:

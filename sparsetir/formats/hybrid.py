@@ -15,22 +15,20 @@ from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.compressed import SinglePieceFormat
 from sparsetir.formats.diagonals import DIA, SliceDiagonals, numbered
 from sparsetir.formats.format import (
-    CHUNK,
     Array,
     Entries,
     Format,
     Packed,
     check_positive,
-    index_dtype,
     lengths_of,
     make,
     register,
     row_chunks,
     row_numbers,
     subset,
-    take,
 )
 from sparsetir.formats.partitioned import Partition, within
+from sparsetir.interop.flat_arrays import CHUNK, index_dtype, take
 from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import check_memory
 

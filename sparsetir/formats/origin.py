@@ -14,6 +14,9 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import (
     Array,
     Entries,
+)
+from sparsetir.interop.arrays import aligned_contiguous
+from sparsetir.interop.flat_arrays import (
     are_sorted,
     begins,
     changes,
@@ -25,7 +28,6 @@ from sparsetir.formats.format import (
     take,
     transpose,
 )
-from sparsetir.interop.arrays import aligned_contiguous
 from sparsetir.interop.levels import first_disorder
 from sparsetir.interop.sources import CompressedSource, Coordinates, Source, check_numbers, open_source
 from sparsetir.utils.caches import cached_property

@@ -19,18 +19,15 @@ from sparsetir.formats.format import (
     Entries,
     Format,
     Packed,
-    begins,
-    changes,
     check_positive,
-    index_dtype,
     lengths_of,
     padded,
     register,
     row_chunks,
     row_numbers,
-    spread,
     strided,
 )
+from sparsetir.interop.flat_arrays import begins, changes, index_dtype, spread
 from sparsetir.utils.memory import check_memory
 
 # Layouts of matrices with padding where it pays: SELL-C-sigma, padded rows, row tiles, n of m.

@@ -18,18 +18,15 @@ from sparsetir.formats.format import (
     Entries,
     Format,
     Packed,
-    begins,
     check_idtype,
     check_positive,
-    index_dtype,
     lengths_of,
     make,
     padded,
     register,
-    spread,
     subset,
-    take,
 )
+from sparsetir.interop.flat_arrays import begins, index_dtype, spread, take
 from sparsetir.utils.caches import cached_property
 
 # A format with some of its pieces stored in formats of their own.

@@ -19,18 +19,14 @@ from sparsetir.formats.format import (
     Entries,
     Format,
     Packed,
-    begins,
-    changes,
     check_positive,
-    index_dtype,
     lengths_of,
     register,
-    spread,
     subset,
-    take,
 )
 from sparsetir.formats.hybrid import TwoPartFormat
 from sparsetir.formats.partitioned import within
+from sparsetir.interop.flat_arrays import begins, changes, index_dtype, spread, take
 from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import check_memory
 

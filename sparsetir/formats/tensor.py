@@ -18,7 +18,7 @@ from sparsetir.formats import encoding as encodings
 from sparsetir.formats import format as limits
 from sparsetir.formats.base import FormatRewriteRule
 from sparsetir.formats.encoding import Encoding
-from sparsetir.formats.format import Array, CapacityError, Entries, Format, Packed, check_idtype, index_array, make
+from sparsetir.formats.format import Array, CapacityError, Entries, Format, Packed, check_idtype, make
 from sparsetir.formats.operators import Operators
 from sparsetir.formats.origin import Origin, open_dense, open_origin
 from sparsetir.interop import (
@@ -31,6 +31,7 @@ from sparsetir.interop import (
     is_sparse,
 )
 from sparsetir.interop import to_torch as as_torch
+from sparsetir.interop.flat_arrays import index_array
 from sparsetir.interop.sources import CompressedSource, Coordinates, Source, check_numbers, is_torch, whole_sizes
 from sparsetir.io import read
 from sparsetir.io.stores import is_open
@@ -475,8 +476,11 @@ class SparseTensor(Operators):
 
     @property
     def scipy_matrix(self) -> Any:
-        """`compressed`, as scipy's functions take it: in order, with distinct coordinates; else None, as of 16 bits."""
-        matrix = None if is_half(self) else self.compressed
+        """`compressed`, as scipy's functions take it: in order, with distinct coordinates.
+
+        None of other matrices, and of numbers that scipy does not know, such as floats of 16 or 8 bits.
+        """
+        matrix = None if is_half(self) or self.dtype.isbuiltin == 2 else self.compressed
         if matrix is None or not self._is_canonical:
             return None
         matrix.has_canonical_format = True
@@ -612,8 +616,8 @@ class SparseTensor(Operators):
 
     def to_dense(self) -> Array:
         """Return an ndarray of the same shape."""
-        if self.format.name == "csr" and not is_half(self):
-            return np.asarray(self.compressed.toarray())
+        if (matrix := self.scipy_matrix) is not None:
+            return np.asarray(matrix.toarray(order="C"))
         dense = np.zeros(self.shape, self.dtype)
         dense[self.coords] = self.values
         return dense

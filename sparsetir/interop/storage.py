@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import xxhash
 
 from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.interop.arrays import Fit, aligned_contiguous, fit_axes, tree_indices
+from sparsetir.interop.flat_arrays import changes, sorting_order
 from sparsetir.interop.levels import (
     Array,
     Level,
@@ -250,19 +250,24 @@ class _Placement:
 
 
 _placements = shared_cache("placements of coordinates", 8)
+_placed_once = shared_cache("keys of coordinates that were placed once", 64)
 MOST_PLACED = 1 << 25  # bytes of a placement that is kept
+SLOT_BYTES = 8  # of each entry of a placement
 
 
 def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> StoredArgument:
     """Place the argument's entries in newly built arrays.
 
-    Where lists of coordinates are placed is kept for later calls with equal ones, which gives them copies.
+    Where lists of coordinates are placed is kept when equal ones come a second time. Later calls get copies.
     """
     key = _placement_key(source, levels, fit)
     kept = None if key is None else _placements.get(key)
     placement = _placed(source, levels, fit, name) if kept is None else kept.copied()
     if kept is None and key is not None and placement.nbytes <= MOST_PLACED:
-        _placements[key] = placement.copied()  # an index array may be the argument's own
+        if key in _placed_once:
+            _placements[key] = placement.copied()  # an index array may be the argument's own
+        else:
+            _placed_once[key] = True
     slots, counts = placement.slots, placement.counts
     values, repeats = scatter(slots, source.values.reshape(-1), math.prod(counts))
     lengths, values = dict(enumerate(fit.shape)), values.reshape(counts)
@@ -272,10 +277,13 @@ def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> St
 
 
 def _placement_key(source: Source, levels: Sequence[Level], fit: Fit) -> Any:
-    """Return what decides where coordinates are placed; None where formulas do, or of sources of other kinds."""
-    if not isinstance(source, Coordinates) or any(
-        level.rule or level.extent_rule or level.offset_rule for level in levels
-    ):
+    """Return what decides where coordinates are placed.
+
+    None where formulas do, of sources of other kinds, and of lists whose slots alone are more than what is kept.
+    """
+    if not isinstance(source, Coordinates) or source.values.size * SLOT_BYTES > MOST_PLACED:
+        return None
+    if any(level.rule or level.extent_rule or level.offset_rule for level in levels):
         return None
     whole = xxhash.xxh3_128()
     for index in source.indices:
@@ -308,31 +316,9 @@ def scatter(slots: Array, values: Array, size: int) -> tuple[Array, Array | None
         flat[slots] = values
         return flat, None
     order = np.argsort(slots, kind="stable")
-    first = _changes([slots[order]])
+    first = changes([slots[order]])
     flat[slots[order[first]]] = np.add.reduceat(values[order], np.flatnonzero(first)).astype(values.dtype)
     return flat, order[~first]
-
-
-def _changes(arrays: Iterable[Array]) -> Array:
-    """Return a mask of where an element of sorted tuples differs from the one before."""
-    arrays = list(arrays)
-    first = np.zeros(len(arrays[0]), np.bool_)
-    first[:1] = True
-    for array in arrays:
-        first[1:] |= array[1:] != array[:-1]
-    return first
-
-
-def _sorting_order(coords: Sequence[Array], extents: Sequence[int]) -> Array | None:
-    """Return the stable permutation that sorts the coordinate tuples, None if they are sorted."""
-    if _are_sorted(coords):
-        return None
-    order = np.arange(len(coords[0]))
-    for index, extent in zip(reversed(coords), reversed(extents), strict=True):
-        key = index[order]
-        if first_disorder(key, None, strict=False) is not None:
-            order = order[_stable_argsort(key, extent)]
-    return order
 
 
 def _unsorted(array: Array, order: Array) -> Array:
@@ -340,23 +326,6 @@ def _unsorted(array: Array, order: Array) -> Array:
     result = np.empty_like(array)
     result[order] = array
     return result
-
-
-def _are_sorted(coords: Sequence[Array]) -> bool:
-    tied = np.ones(max(len(coords[0]) - 1, 0), np.bool_)
-    for index in coords:
-        if np.any(tied & (index[1:] < index[:-1])):
-            return False
-        tied &= index[1:] == index[:-1]
-    return True
-
-
-def _stable_argsort(key: Array, extent: int) -> Array:
-    if key.size < 1 << 12 or extent > 4 * key.size:
-        return np.argsort(key, kind="stable")
-    # one row turned into columns: scipy transposes by counting, several times faster than a comparison sort
-    row = sp.csr_array((np.arange(key.size), key, np.array([0, key.size])), shape=(1, extent))
-    return np.asarray(row.tocsc().data)
 
 
 @dataclass
@@ -384,9 +353,9 @@ class Builder:
         """
         if len(chain) == 1 and self.levels[chain[0]].kind == "dense_fixed":
             return coords[0], self.shape[chain[0]]
-        order = _sorting_order(coords, [self.shape[d] for d in chain])
+        order = sorting_order(coords, [self.shape[d] for d in chain])
         coords = [(c if order is None else c[order]).astype(np.int64, copy=False) for c in coords]
-        first = np.ones(len(coords[0]), np.bool_) if keep else _changes(coords)
+        first = np.ones(len(coords[0]), np.bool_) if keep else changes(coords)
         positions, count = self.place(chain, [c[first] for c in coords])
         positions = positions[np.cumsum(first) - 1]
         return positions if order is None else _unsorted(positions, order), count
@@ -465,7 +434,7 @@ class Builder:
 
     def _nodes(self, position: Array, index: Array, unique: bool) -> tuple[Array, Array, Array]:
         """Return the parent position and coordinate of each stored position, and the stored position of each tuple."""
-        first = _changes([position, index]) if unique else np.ones(len(index), np.bool_)
+        first = changes([position, index]) if unique else np.ones(len(index), np.bool_)
         return position[first], index[first], np.cumsum(first) - 1
 
     def _fill(self, d: int, count: int, slots: Array, coordinates: Array) -> None:

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tvm import ir, sym, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import ABSORBING, collect, get, is_element, is_number, mentions, put, substitute
 from sparsetir.ir.views import const
-from sparsetir.ir.visitor import structural_mutate
+from sparsetir.ir.visitor import structural_mutate, structural_walk
 
 SERIAL, PARALLEL = tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL
 UNROLLED, VECTORIZED = tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
@@ -75,6 +75,45 @@ def without(loop: tirx.For, *names: str) -> dict[str, Any]:
 def with_body(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
     """Return a copy of a function with another body."""
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+def defined_vars(*parts: Any) -> list[Var]:
+    """Return the variables that loops, blocks and bindings inside of some nodes define."""
+    variables: list[Var] = []
+    callbacks = [
+        (tirx.For, lambda f: variables.append(f.loop_var)),
+        (s_tir.SBlock, lambda b: variables.extend(iv.var for iv in b.iter_vars)),
+        (tirx.Bind, lambda b: variables.append(b.var)),
+        (tirx.Let, lambda x: variables.append(x.var)),
+    ]
+    for part in parts:
+        structural_walk(part, callbacks)
+    return variables
+
+
+def join_neighbours(
+    stmts: Iterable[tirx.Stmt],
+    join: Callable[[tirx.Stmt, tirx.Stmt], tirx.Stmt | None],
+    visit: Callable[[tirx.Stmt], tirx.Stmt] | None = None,
+) -> list[tirx.Stmt]:
+    """Return statements with one in place of two neighbours where `join` finds it.
+
+    Parameters
+    ----------
+    stmts : iterable of Stmt
+    join : callable
+        Of the statement before, as it is in the result, and the next one. None keeps both.
+    visit : callable, optional
+        Rewrites a statement that is not joined to the one before.
+    """
+    out: list[tirx.Stmt] = []
+    for stmt in stmts:
+        both = join(out[-1], stmt) if out else None
+        if both is not None:
+            out[-1] = both
+        else:
+            out.append(stmt if visit is None else visit(stmt))
+    return out
 
 
 def each_loop(func: tirx.PrimFunc, *, outer: Change | None = None, inner: Change | None = None) -> tirx.PrimFunc:

@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.script import sparsetir as T
 
 from sparsetir.errors import ArgumentError
+from sparsetir.interop.arrays import HALVES
 from sparsetir.ir.halves import by_three_products, check_precision
 from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
 from sparsetir.script.printer import parse
@@ -61,7 +62,7 @@ def range_spmm(
                 raise ArgumentError(f"{fault}. Quantize it, or leave the operand out.")
         return _wide_range_spmm(count, width, dtype, operand, "int32", "int32")
     name = as_dtype(dtype, "dtype")
-    if name in SHORT_FLOATS:
+    if name in HALVES:
         return _wide_range_spmm(count, width, name, None, "float32", None)
 
     @T.prim_func
@@ -84,9 +85,6 @@ def range_spmm(
                 C[i, k] = C[i, k] + A[jo, i, s] * B[jo, T.floormod(T.Cast("int32", X[jo, i, s]), width), k]
 
     return range_spmm
-
-
-SHORT_FLOATS = ("float16", "bfloat16")
 
 
 def _wide_range_spmm(

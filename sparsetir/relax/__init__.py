@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparsetir.relax import gradients, legalize, operators
 from sparsetir.relax.calls import (
@@ -24,6 +23,7 @@ from sparsetir.relax.legalize import LowerSparse
 from sparsetir.relax.model import CompiledModel, build, compile_model, load, tasks
 from sparsetir.relax.operators import csr_constants
 from sparsetir.relax.sparsify import Layer, SparsifyWeights
+from sparsetir.utils.packages import load_at_first_use
 
 if TYPE_CHECKING:
     from sparsetir.relax import nn
@@ -39,22 +39,17 @@ gradients.register()
 gradients.register_dense()
 
 # Names of front ends and of training -> the modules that define them, which are imported at the first use of a name.
-_LAZY = {
-    "TrainStep": "sparsetir.relax.training.trainer",
-    "from_onnx": "sparsetir.relax.onnx_import",
-    "from_torch": "sparsetir.relax.torch_import.models",
-    "nn": "sparsetir.relax.nn",
-    "register_torch_ops": "sparsetir.relax.torch_import.operators",
-    "train_step": "sparsetir.relax.training.trainer",
-}
-
-
-def __getattr__(name: str) -> Any:
-    where = _LAZY.get(name)
-    if where is None:
-        raise AttributeError(f"module 'sparsetir.relax' has no attribute {name!r}")
-    module = importlib.import_module(where)
-    return module if where.endswith(f".{name}") else getattr(module, name)
+__getattr__ = load_at_first_use(
+    __name__,
+    {
+        "TrainStep": "sparsetir.relax.training.trainer",
+        "from_onnx": "sparsetir.relax.onnx_import",
+        "from_torch": "sparsetir.relax.torch_import.models",
+        "nn": "sparsetir.relax.nn",
+        "register_torch_ops": "sparsetir.relax.torch_import.operators",
+        "train_step": "sparsetir.relax.training.trainer",
+    },
+)
 
 
 __all__ = [

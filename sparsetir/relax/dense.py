@@ -30,6 +30,7 @@ from tvm.ir import Var
 from tvm.runtime import DataType
 
 from sparsetir.codegen.target import native_target
+from sparsetir.interop.arrays import HALVES
 from sparsetir.ir.rewriting import collect, mentions, same
 from sparsetir.ir.views import is_sp_iter
 from sparsetir.ir.visitor import structural_mutate
@@ -261,13 +262,20 @@ def packed(weight: np.ndarray, panel: int) -> np.ndarray:
 
 # ------------------------------------------------------------------------- sums of halves
 
-HALVES = ("float16", "bfloat16")
 SUMMING = {
-    f"relax.{name}"
-    for name in (
-        *("sum", "mean", "variance", "std", "prod", "nn.softmax", "nn.log_softmax", "nn.layer_norm", "nn.group_norm"),
-        *("nn.instance_norm", "nn.rms_norm", "nn.avg_pool2d", "nn.adaptive_avg_pool2d"),
-    )
+    "relax.sum",
+    "relax.mean",
+    "relax.variance",
+    "relax.std",
+    "relax.prod",
+    "relax.nn.softmax",
+    "relax.nn.log_softmax",
+    "relax.nn.layer_norm",
+    "relax.nn.group_norm",
+    "relax.nn.instance_norm",
+    "relax.nn.rms_norm",
+    "relax.nn.avg_pool2d",
+    "relax.nn.adaptive_avg_pool2d",
 }
 
 

@@ -26,6 +26,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
+from sparsetir.interop.arrays import HALVES
 from sparsetir.relax.operators import OperatorArguments, constant, reshape
 from sparsetir.relax.programs import Epilogue, EpilogueOperand, NamedProgram
 
@@ -104,7 +105,7 @@ class Writer:
 
     def __init__(self, result: EpilogueResult) -> None:
         self.result, self.dtype = result, result.dtype
-        self.wide = "float32" if result.dtype in ("float16", "bfloat16") else result.dtype
+        self.wide = "float32" if result.dtype in HALVES else result.dtype
         self.text = self._widened("{0}", result.dtype)
         self.operands: list[EpilogueOperand] = []
 
@@ -154,7 +155,7 @@ class Writer:
         if dtype == self.dtype or dtype not in CASTS:
             return None
         rounded = self.text if self.dtype == self.wide else f'T.Cast("{self.dtype}", {self.text})'
-        self.dtype, self.wide = dtype, "float32" if dtype in ("float16", "bfloat16") else dtype
+        self.dtype, self.wide = dtype, "float32" if dtype in HALVES else dtype
         return f'T.Cast("{self.wide}", {rounded})'
 
     def _clipped(self, limits: Sequence[Any]) -> str | None:

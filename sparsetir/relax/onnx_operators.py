@@ -8,7 +8,7 @@ the scales in float64, and rounding of halves to the even neighbour after the ze
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -259,16 +259,25 @@ def _padded(original: Any) -> Any:
     return convert
 
 
-def _powers_padded(original: Any) -> Any:
-    """As `_padded`, for pools of powers, whose windows beyond the end TVM does not sum."""
-    padded = _padded(original)
+def _unless(operator: Any, fault_of: Callable[[Any, Any, Any], str | None]) -> Any:
+    """Return a converter that refuses a node if its inputs, attributes and parameters have a fault."""
 
-    def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-        if attr.get("ceil_mode", 0) and _text(attr.get("auto_pad", "NOTSET")) != "VALID":
-            raise _refused("LpPool", "has ceil_mode=1")
-        return padded(bb, inputs, attr, params)
+    def make(original: Any) -> Any:
+        def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+            fault = fault_of(inputs, attr, params)
+            if fault is not None:
+                raise _refused(operator.__name__, fault)
+            return original(bb, inputs, attr, params)
 
-    return convert
+        return convert
+
+    return _with_every_version(operator, make)
+
+
+def _fault_of_powers(_inputs: Any, attr: Any, _params: Any) -> str | None:
+    """Find pools of powers with windows beyond the end, which TVM does not sum."""
+    is_beyond = attr.get("ceil_mode", 0) and _text(attr.get("auto_pad", "NOTSET")) != "VALID"
+    return "has ceil_mode=1" if is_beyond else None
 
 
 def _of_output_shape(original: Any) -> Any:
@@ -301,24 +310,20 @@ def _of_output_shape(original: Any) -> Any:
     return convert
 
 
-def _of_whole_sizes(original: Any) -> Any:
-    """Return a converter of ``Resize`` that refuses what TVM computes in another way."""
-
-    def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-        for name, usual in (("antialias", 0), ("exclude_outside", 0), ("keep_aspect_ratio_policy", "stretch")):
-            if _text(attr.get(name, usual)) != str(usual):
-                raise _refused("Resize", f"has {name}={_text(attr[name])}")
-        scales = onnx_frontend.get_constant(inputs[2], params) if len(inputs) > 2 and inputs[2] is not None else None
-        sizes = list(inputs[0].ty.shape)
-        if isinstance(scales, ir.GenericConst) and scales.value.numpy().size:
-            if not known(sizes):
-                raise _refused("Resize", "scales an image of open sizes")
-            wide = [float(scale) * int(n) for scale, n in zip(scales.value.numpy(), sizes, strict=True)]
-            if any(abs(n - round(n)) > SCALE_ERROR * max(n, 1) for n in wide):
-                raise _refused("Resize", "scales an image to a size that is no whole number")
-        return original(bb, inputs, attr, params)
-
-    return convert
+def _fault_of_resize(inputs: Any, attr: Any, params: Any) -> str | None:
+    """Find what TVM resizes in another way than ONNX."""
+    for name, usual in (("antialias", 0), ("exclude_outside", 0), ("keep_aspect_ratio_policy", "stretch")):
+        if _text(attr.get(name, usual)) != str(usual):
+            return f"has {name}={_text(attr[name])}"
+    scales = onnx_frontend.get_constant(inputs[2], params) if len(inputs) > 2 and inputs[2] is not None else None
+    if not isinstance(scales, ir.GenericConst) or not scales.value.numpy().size:
+        return None
+    sizes = list(inputs[0].ty.shape)
+    if not known(sizes):
+        return "scales an image of open sizes"
+    scaled = [float(scale) * int(n) for scale, n in zip(scales.value.numpy(), sizes, strict=True)]
+    is_whole = all(abs(n - round(n)) <= SCALE_ERROR * max(n, 1) for n in scaled)
+    return None if is_whole else "scales an image to a size that is no whole number"
 
 
 class IsInf(onnx_frontend.OnnxOpConverter):
@@ -344,8 +349,7 @@ class InferenceDropout(onnx_frontend.OnnxOpConverter):
         if training is not None and not (isinstance(training, ir.GenericConst) and not training.value.numpy().any()):
             raise _refused("Dropout", "is in training mode")
         x = inputs[0]
-        kept = relax.op.equal(bb.normalize(relax.op.zeros_like(x)), bb.normalize(relax.op.zeros_like(x)))
-        return relax.Tuple([x, bb.normalize(kept)])
+        return relax.Tuple([x, bb.normalize(relax.op.full_like(x, relax.const(True, "bool"), "bool"))])
 
     _impl_v1 = _impl_v6 = _impl_v10 = _impl_v12 = _impl_v13 = _impl_v22 = _impl_v7
 
@@ -401,22 +405,13 @@ def _of_small_shifts(original: Any) -> Any:
     return convert
 
 
-def _without_maxima(original: Any) -> Any:
-    def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-        if _text(attr.get("mode", "avg")) != "avg":
-            raise _refused("RoiAlign", f"has mode={_text(attr['mode'])}")
-        return original(bb, inputs, attr, params)
-
-    return convert
+def _fault_of_alignment(_inputs: Any, attr: Any, _params: Any) -> str | None:
+    mode = _text(attr.get("mode", "avg"))
+    return None if mode == "avg" else f"has mode={mode}"
 
 
-def _without_wide_integers(original: Any) -> Any:
-    def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-        if str(inputs[0].ty.dtype.dtype) == "uint64":
-            raise _refused("TopK", "orders uint64")
-        return original(bb, inputs, attr, params)
-
-    return convert
+def _fault_of_ranking(inputs: Any, _attr: Any, _params: Any) -> str | None:
+    return "orders uint64" if str(inputs[0].ty.dtype.dtype) == "uint64" else None
 
 
 class Celu(onnx_frontend.OnnxOpConverter):
@@ -446,11 +441,11 @@ CORRECTED = {
     "ReduceLogSum": _along_no_axes(onnx_frontend.ReduceLogSum, relax.op.log),
     "MaxPool": _with_every_version(onnx_frontend.MaxPool, _padded),
     "AveragePool": _with_every_version(onnx_frontend.AveragePool, _padded),
-    "LpPool": _with_every_version(onnx_frontend.LpPool, _powers_padded),
+    "LpPool": _unless(_with_every_version(onnx_frontend.LpPool, _padded), _fault_of_powers),
     "ConvTranspose": _with_every_version(onnx_frontend.ConvTranspose, _of_output_shape),
-    "Resize": _with_every_version(onnx_frontend.Resize, _of_whole_sizes),
-    "RoiAlign": _with_every_version(onnx_frontend.RoiAlign, _without_maxima),
-    "TopK": _with_every_version(onnx_frontend.TopK, _without_wide_integers),
+    "Resize": _unless(onnx_frontend.Resize, _fault_of_resize),
+    "RoiAlign": _unless(onnx_frontend.RoiAlign, _fault_of_alignment),
+    "TopK": _unless(onnx_frontend.TopK, _fault_of_ranking),
     "BitShift": _with_every_version(onnx_frontend.BitShift, _of_small_shifts),
     "IsInf": IsInf,
     "Dropout": InferenceDropout,

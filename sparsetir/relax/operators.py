@@ -26,7 +26,7 @@ from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_sparse
 from sparsetir.interop.sources import array_of_numbers
 from sparsetir.runtime.signature import numpy_dtype
-from sparsetir.utils.arguments import VALUE_DTYPES, as_dtype, as_real, dtype_name
+from sparsetir.utils.arguments import VALUE_DTYPES, as_dtype, as_real, dtype_name, is_integer
 from sparsetir.utils.arguments import shown as shown_value
 
 PREFIX = "relax.sparse."
@@ -284,12 +284,11 @@ def _as_expr(operator: Operator, arguments: OperatorArguments, name: str, value:
             raise arguments.wrong(
                 f"takes {name} as a tensor; found {type(value).__name__}", ArgumentTypeError
             ) from error
-    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if name in operator.sizes and is_integer:
+    if name in operator.sizes and is_integer(value):
         if not 0 <= value <= np.iinfo("int64").max:
             raise arguments.wrong(f"takes {name} as a size of at most 64 bits; found {shown_value(value)}")
         return tirx.const(int(value), "int64")
-    if name in operator.scalars and (is_integer or isinstance(value, (float, np.floating))):
+    if name in operator.scalars and (is_integer(value) or isinstance(value, (float, np.floating))):
         return tirx.const(float(as_real(value, name)), "float32")
     raise arguments.wrong(f"takes {name} as a number; found {shown_value(value)}", ArgumentTypeError)
 

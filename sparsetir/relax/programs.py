@@ -521,8 +521,8 @@ def matmul(
     row = f"io * {rows} + ii"
     place = f"{target}[{', '.join(row if axis == 'I' else axis.lower() for axis in axes)}]"
     factors = [
-        f"A[{', '.join((*lead, row, 'j')).replace('L', 'l')}]",
-        f"B[{', '.join((*outer, 'J', columns[-1])).lower()}]",
+        f"A[{', '.join([*map(str.lower, lead), row, 'j'])}]",
+        f"B[{', '.join([*outer, 'J', columns[-1]]).lower()}]",
     ]
     if result != dtype:
         factors = [f'T.Cast("{result}", {side})' for side in factors]

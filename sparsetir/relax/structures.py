@@ -22,6 +22,7 @@ from sparsetir.codegen.target import make_target
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError, StructureError
 from sparsetir.formats.format import Format
 from sparsetir.formats.heuristics import choose_format
+from sparsetir.interop.arrays import HALVES
 from sparsetir.ir.effects import Usage
 from sparsetir.ir.rewriting import KINDS
 from sparsetir.ir.views import decode
@@ -150,7 +151,7 @@ def _over(
 def _suited(program: NamedProgram, matrix: sp.csr_array, shapes: Mapping[str, tuple[int, ...]]) -> Format | None:
     """Return the format that the heuristics choose."""
     widths = shapes or {"X": (1, 64)}  # A typical width stands for a size that is known only at run time.
-    if any(str(buffer.dtype) in ("float16", "bfloat16") for buffer in decode(program.func).buffers.values()):
+    if any(str(buffer.dtype) in HALVES for buffer in decode(program.func).buffers.values()):
         return None
     choice = choose_format(decode(program.func), matrix, widths)
     return choice.format if choice is not None else None

@@ -151,7 +151,7 @@ class BoundKernel(Bound):
                 run = plan.at(call_key.dims)
                 if key := shaped(arguments):
                     self.last = key, run
-                return run(call_key.values, arguments)
+                return run(call_key.operands() if call_key.unready else call_key.values, arguments)
             except PlanMismatch:
                 pass
         return self._first(arguments, call_key)

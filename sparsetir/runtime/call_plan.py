@@ -106,11 +106,23 @@ class CallKey(NamedTuple):
     dims : tuple of int
     values : mapping of str to object
         The arguments, torch tensors as numpy arrays.
+    unready : tuple of str
+        The arguments that are read-only, or that compiled functions take only as copies.
     """
 
     key: tuple[Any, ...]
     dims: tuple[int, ...]
     values: Values
+    unready: tuple[str, ...] = ()
+
+    def operands(self) -> Values:
+        """Return the values with those that are not ready replaced: by others over their memory, or by copies."""
+        values = dict(self.values)
+        for name in self.unready:
+            value = values[name]
+            is_strided = isinstance(value, ndarray) and not value.flags.c_contiguous
+            values[name] = np.array(value, order="C") if is_strided else _in_reach(value)
+        return values
 
 
 def make_call_key(arguments: Values) -> CallKey | None:
@@ -118,6 +130,7 @@ def make_call_key(arguments: Values) -> CallKey | None:
     key: list[Any] = []
     dims: list[int] = []
     values = arguments
+    unready: tuple[str, ...] = ()
     for name, value in arguments.items():
         kind, mark = type(value), ""
         if kind.__name__ == "Tensor" and kind.__module__ == "torch":
@@ -128,43 +141,34 @@ def make_call_key(arguments: Values) -> CallKey | None:
             value, kind = value.view(np.ndarray), np.ndarray
             values = {**values, name: value}
         if kind is np.ndarray:
-            if not value.flags.carray:  # contiguous, aligned and writeable
-                value, mark = _in_reach(value), f"{mark} copied or read-only"
-                values = {**values, name: value}
-            key.append((name, value.ndim, value.dtype, mark))
+            is_ready = value.flags.carray  # contiguous, aligned and writeable
+            key.append((name, mark, is_ready, value.ndim, value.dtype))
             dims += value.shape
         elif kind is int or kind is SizeOf:
+            is_ready = True
             key.append(name)
             dims.append(value)
         else:
             entry = _look_at_matrix(value, dims)
             if entry is None:
-                value = _matrix_in_reach(value)
-                entry = None if value is None else _look_at_matrix(value, dims)
-                if entry is None:
-                    return None
-                values, mark = {**values, name: value}, f"{mark} copied or read-only"
+                return None
+            is_ready = entry[0]
             key.append((name, mark, *entry))
-    return CallKey(tuple(key), tuple(dims), values)
+        if not is_ready:
+            unready += (name,)
+    return CallKey(tuple(key), tuple(dims), values, unready)
 
 
-def _in_reach(array: ndarray) -> ndarray:
-    """Return an array that compiled functions take, with the same elements: the memory itself if it has their order.
+def _in_reach(value: Any) -> Any:
+    """Return an array, or a matrix of arrays, that compiled functions take: over the same memory if it has their order.
 
     For arguments that are read: `add_plan` makes no plan of calls that write to one, as these copy back or are refused.
     """
-    passed = interop.passable(array) if array.flags.c_contiguous else None
-    return np.array(array, order="C") if passed is None else passed
-
-
-def _matrix_in_reach(value: Any) -> Any:
-    """Return a compressed matrix around what `_in_reach` returns for its arrays; None of other objects."""
-    if type(value) not in _FORMATS or not all(
-        isinstance(a, ndarray) for a in (value.data, value.indptr, value.indices)
-    ):
-        return None
-    indptr, indices, data = (_in_reach(array.view(ndarray)) for array in (value.indptr, value.indices, value.data))
-    return interop.compressed_of(type(value), indptr, indices, data, value.shape)
+    if not isinstance(value, ndarray):
+        indptr, indices, data = (_in_reach(array.view(ndarray)) for array in (value.indptr, value.indices, value.data))
+        return interop.compressed_of(type(value), indptr, indices, data, value.shape)
+    passed = interop.passable(value)
+    return np.array(value, order="C") if passed is None else passed
 
 
 def _from_torch(tensor: Any) -> Any:
@@ -199,23 +203,30 @@ def _compressed_torch(tensor: Any, layout: str) -> Any:
 
 
 def _look_at_matrix(value: Any, dims: list[int]) -> tuple[Any, ...] | None:
-    """Properties of a compressed matrix that decide; its dimensions are added to the others. None of other objects."""
+    """Return whether compiled functions take a compressed matrix as it is, and its properties that decide.
+
+    Its dimensions are added to the others. None of other objects.
+    """
     form = _FORMATS.get(type(value))
+    is_own = form is not None
     if form is None:
         form = value.format if isinstance(value, (sp.sparray, sp.spmatrix)) else None
         if form not in COMPRESSED:
             return None
     arrays = data, indptr, indices = value.data, value.indptr, value.indices
+    is_ready = True
     for array in arrays:
-        if type(array) is not np.ndarray or not array.flags.carray:
-            return None
+        if type(array) is not ndarray or not array.flags.carray:
+            if not is_own or not isinstance(array, ndarray):  # derived classes cannot be made around other arrays
+                return None
+            is_ready = False
     grid = value.shape if form != "bsr" else _grid(value.shape, data.shape[1:])
     if grid is None or len(grid) != 2:
         return None
     dims += grid
     for array in arrays:
         dims += array.shape
-    return type(value), data.ndim, data.dtype, indptr.ndim, indptr.dtype, indices.ndim, indices.dtype
+    return is_ready, type(value), data.ndim, data.dtype, indptr.ndim, indptr.dtype, indices.ndim, indices.dtype
 
 
 def _grid(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -168,7 +168,8 @@ class Kernel(Saved):
         seen = make_call_key(arguments)
         if seen is not None and (plan := self.plans.get(seen.key)) is not None:
             try:
-                return plan.at(seen.dims)(seen.values, arguments)
+                run = plan.at(seen.dims)
+                return run(seen.operands() if seen.unready else seen.values, arguments)
             except PlanMismatch:
                 pass
             except RuntimeError as error:

@@ -22,7 +22,7 @@ from sparsetir.ir.views import Axis, Program, SparseBuffer
 from sparsetir.lower.annotations import FINITE
 from sparsetir.runtime.validation import is_sound
 from sparsetir.utils import buffers as alignment
-from sparsetir.utils.arguments import as_int64
+from sparsetir.utils.arguments import as_int64, is_integer
 
 #: The kinds of a buffer's axes, but for dense axes that stand alone, and what the layout is called.
 LAYOUTS = {
@@ -159,11 +159,6 @@ class Arguments:
             self.sizes[name], self.sources[name] = value, source
         elif previous != value:
             raise ArgumentError(f"{name} is {previous} from {self.sources[name]} but {value} from {source}")
-
-
-def is_integer(value: Any) -> bool:
-    """Return whether a value can be a size."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
@@ -760,7 +755,6 @@ __all__ = [
     "check_writable",
     "checks_are_on",
     "fixed_levels",
-    "is_integer",
     "layout_of",
     "levels",
     "numpy_dtype",

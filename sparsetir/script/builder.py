@@ -68,7 +68,6 @@ class _Function:
     views: dict[Var, tuple[Axis, ...]] = field(default_factory=dict)
     matched: dict[Var, Var] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
-    open_iterations: list[list[str]] = field(default_factory=list)
 
 
 class _Scopes(threading.local):

@@ -15,7 +15,7 @@ import tvm_ffi
 from sparsetir import interop
 from sparsetir.ir.sizes import Size
 from sparsetir.ir.views import Axis, SparseBuffer
-from sparsetir.runtime.signature import LARGEST_INT32, Arguments, Signature, checks_are_on, is_integer, numpy_dtype
+from sparsetir.runtime.signature import LARGEST_INT32, Arguments, Signature, checks_are_on, numpy_dtype
 from sparsetir.runtime.validation import is_sound
 from sparsetir.sparse_output import AccumulatorOptions, AssembledProgram
 from sparsetir.sparse_output.accumulators import DUMPS, WORD
@@ -23,6 +23,7 @@ from sparsetir.sparse_output.selection import ordered
 from sparsetir.sparse_output.small import unread
 from sparsetir.sparse_output.workspace import full, merged_places, merged_ranges, moved, popped
 from sparsetir.utils import buffers
+from sparsetir.utils.arguments import is_integer
 from sparsetir.utils.buffers import LEAST_ROOM, BufferPool
 from sparsetir.utils.threads import get_num_threads
 

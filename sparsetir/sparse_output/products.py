@@ -16,6 +16,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.canonical import add_duplicates, compressed_rows, has_hypersparse, renumber
 from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import CooTensor, check_parts
+from sparsetir.ir.sizes import LARGEST_INT32
 from sparsetir.runtime.signature import Arguments, argument_list, as_passed, numpy_dtype
 from sparsetir.runtime.validation import is_sound
 from sparsetir.sparse_output import AccumulatorOptions
@@ -93,9 +94,6 @@ def is_same(stored: np.ndarray, array: np.ndarray) -> bool:
 
 
 # Products, sums and elementwise products of sparse matrices whose pattern is computed, in one call each.
-
-
-LARGEST_INT32 = 2**31 - 1
 
 
 def matmul(

@@ -12,13 +12,13 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
 from sparsetir.errors import LoweringError
+from sparsetir.interop.arrays import HALVES
 from sparsetir.ir import dialect
 from sparsetir.ir.effects import Both, Coordinates, StoredCoordinates, operand_coordinates
 from sparsetir.ir.rewriting import collect, mentions, product, same, seq
 from sparsetir.ir.rules import stores
 from sparsetir.ir.views import Axis, Program, SparseBuffer, SpIter, cast, decode
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.target.half_floats import HALVES
 
 # The list entry that replaces an assembled axis in an iteration: the axes of the body's operands.
 
@@ -100,9 +100,6 @@ def _joined(operation: str, first: _Set, second: _Set) -> _Set | None:
 # Each assembled axis becomes a dense one, and each result over it a dense stand-in that is never allocated. An
 # assembled axis in the list of an iteration is replaced by the axes of the body's operands. An initialisation is
 # removed: it becomes the value of an element before the first statement sets it.
-
-
-LARGEST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,7 @@ from sparsetir.torch.pruned_layers import (
     ways,
 )
 from sparsetir.torch.transposition import UINT8_MAX
-from sparsetir.utils.arguments import as_seconds, shown
+from sparsetir.utils.arguments import as_seconds, is_integer, shown
 from sparsetir.utils.caches import ForkLock
 from sparsetir.workloads.timing import LEAST_SIZE, MOST_DENSE, FastestCandidate, choose, timer_of
 from torch import Tensor, nn
@@ -415,7 +415,7 @@ def options_of(dtype: Any, rows: Any, examples: Any, percentile: Any, seconds: A
         A dtype, share or number out of range; int8 without examples.
     """
     lowest = _lowest(dtype)
-    if not isinstance(rows, (int, np.integer)) or rows < 1:
+    if not is_integer(rows) or rows < 1:
         raise ArgumentError(f"rows: expected a positive number of rows, got {shown(rows)}.")
     if not isinstance(percentile, (int, float)) or not 0 < percentile <= 100:
         raise ArgumentError(f"percentile: expected a number in (0, 100], got {shown(percentile)}.")

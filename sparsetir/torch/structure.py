@@ -16,6 +16,7 @@ import torch
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError, StructureError
 from sparsetir.ir.halves import PRECISIONS
+from sparsetir.ir.sizes import LARGEST_INT32
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.torch.block_attention import BlockPattern, find_blocks
@@ -121,7 +122,6 @@ MAX_BOUND = 64  # programs over a structure
 MOST_UNBOUND, LARGE = 8, 1 << 17  # calls of a program before it is bound, and entries from which on it is bound at once
 MIN_BLOCKED = 1 << 14  # edges: finding and compiling blocks takes longer than fewer are worth
 KEY_BITS = 63  # of an integer by which entries are sorted
-WIDE = 2**31 - 1  # sizes up to that have indices of 32 bits
 
 
 @dataclass(eq=False)
@@ -383,7 +383,7 @@ class Edges:
         """Return the rows, and the edge of each entry; None if the edges are in that order already."""
         m, n = self.shape
         check_memory(max(m, n) * np.dtype(np.int64).itemsize, "the row pointers of a graph and of its transpose")
-        dtype = np.dtype(np.int32 if max(m, n, self.rows.size) <= WIDE else np.int64)
+        dtype = np.dtype(np.int32 if max(m, n, self.rows.size) <= LARGEST_INT32 else np.int64)
         rows, columns = (np.ascontiguousarray(part, dtype=dtype) for part in (self.rows, self.columns))
         if _is_sorted(rows, columns):
             copied = columns.copy() if columns is self.columns or columns.base is not None else columns

@@ -15,6 +15,7 @@ from sparsetir.errors import ScheduleError
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import flattened, mentions, sequence
 from sparsetir.ir.rules import IterationScope, facts_of
+from sparsetir.ir.sizes import LARGEST_INT32
 from sparsetir.ir.views import (
     INDEPENDENT,
     INIT,
@@ -40,7 +41,6 @@ from sparsetir.utils.arguments import as_count, shown
 # What the primitives share: find an iteration and its axes by name, make new nodes, put them in place.
 
 
-LARGEST_INT32 = 2**31 - 1
 MERGED = {"union": "a union", "intersect": "an intersection"}
 Ref = Any  # an axis by name, a fused entry by the names of its members
 

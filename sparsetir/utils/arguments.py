@@ -424,6 +424,17 @@ def as_index(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
+def is_integer(value: Any) -> bool:
+    """Return whether a value is an integer of Python or numpy, and no bool.
+
+    Examples
+    --------
+    >>> is_integer(2), is_integer(np.int8(2)), is_integer(True), is_integer(2.0)
+    (True, True, False, False)
+    """
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def is_real(value: Any) -> bool:
     """Return whether a value is one real number: others are compared with no limits.
 
@@ -524,6 +535,7 @@ __all__ = [
     "common_dtype",
     "dtype_name",
     "is_float",
+    "is_integer",
     "package_of",
     "parse_seconds",
     "renamed_parameters",

@@ -14,7 +14,7 @@ import hashlib
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -160,6 +160,29 @@ def postpone_torch() -> None:
         sys.meta_path.insert(0, PostponeTorch())
 
 
+# ----------------------------------------------------------------------------------- imports at the first use
+
+
+def load_at_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package whose names are defined in modules that are imported when one is used.
+
+    Parameters
+    ----------
+    package : str
+    modules : mapping of str to str
+        The module that defines each name, or that is called so in the package.
+    """
+
+    def load(name: str) -> Any:
+        where = modules.get(name)
+        if where is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = import_module(where)
+        return module if where == f"{package}.{name}" else getattr(module, name)
+
+    return load
+
+
 # ----------------------------------------------------------------------------------- optional packages
 
 
@@ -189,6 +212,7 @@ __all__ = [
     "PostponeTorch",
     "__version__",
     "complete_tvm_ffi",
+    "load_at_first_use",
     "postpone_torch",
     "quick_source_digest",
     "require",

@@ -429,6 +429,11 @@ def test_sums_and_means(make: Any, shape: tuple[int, int], tmp_path: Path) -> No
             np.testing.assert_allclose(M.mean(axis), D.mean(axis), atol=1e-12)
     with pytest.raises(ArgumentError, match="axis: expected 0, 1 or None, got 2"):
         M.sum(2)
+    for axis in (np.array([0, 1]), np.array(0), (0, 1), "rows", 1.5, True):
+        for reduce in (M.sum, M.mean):
+            with pytest.raises(ArgumentTypeError, match="axis: expected 0, 1 or None, got"):
+                reduce(axis)
+    np.testing.assert_allclose(M.sum(np.int64(1)), D.sum(1), atol=1e-12)
     for call in (lambda: M @ sp.eye_array(shape[1]), lambda: sp.eye_array(shape[0]) @ M, lambda: M.spmm(make(D).T)):
         with pytest.raises(ArgumentTypeError, match="expected a dense array, got a sparse"):
             call()

@@ -54,3 +54,25 @@ def test_damaged_operands_beside_complex_ones_are_refused(operation: Callable[..
     for operands in [pair for one in others for pair in ((one, other), (other, one))]:
         with pytest.raises(sparsetir.SparseTIRError):
             operation(*operands)
+
+
+@pytest.mark.parametrize("name", ["csr", "csc", "coo", "ell"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", ml_dtypes.float8_e4m3fn])
+def test_dense_copies_lie_in_rows(name: str, dtype: Any) -> None:
+    """As numpy's, also where scipy copies by columns."""
+    dense = np.array([[0.0, 1, 0], [2, 0, 3]])
+    tensor = sparsetir.SparseTensor.from_dense(dense, name)
+    dense = dense.astype(dtype)
+    found = tensor.with_values(tensor.values.astype(dtype)).to_dense()
+    np.testing.assert_array_equal(found, dense)
+    assert (found.dtype, found.flags.c_contiguous) == (dense.dtype, True)
+
+
+@pytest.mark.parametrize("name", ["csr", "csc", "coo"])
+def test_transposed_tensors_share_no_memory(name: str) -> None:
+    dense = np.array([[0.0, 1, 0], [2, 0, 3]])
+    tensor = sparsetir.SparseTensor.from_dense(dense, name)
+    flipped = sparsetir.einsum("ij->ji", tensor)
+    np.testing.assert_array_equal(flipped.to_dense(), dense.T)
+    flipped.values[:] = 7
+    np.testing.assert_array_equal(tensor.to_dense(), dense)

@@ -28,12 +28,14 @@ from sparsetir.interop import (
     check_level,
     is_sparse,
     restore,
+    storage,
     store,
     to_torch,
     writable_alias,
 )
 from sparsetir.interop import is_sound as found_sound
 from sparsetir.utils import buffers
+from sparsetir.utils.caches import CACHES
 
 settings.register_profile("interop", max_examples=examples(60), deadline=None)
 settings.load_profile("interop")
@@ -1186,11 +1188,29 @@ def test_sizes_that_are_no_integers_are_refused(shape):
         sparsetir.SparseTensor.from_binsparse(descriptor, eye.__binsparse__())
 
 
+def test_where_coordinates_are_placed_is_kept_from_the_second_time_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = [Level("I", "sparse_variable"), Level("J", "sparse_variable", 0)]
+    tensor = CooTensor(np.array([[2, 0, 1], [0, 7, 11]]), np.ones(3), (3, 13))
+    kept = CACHES["placements of coordinates"]
+    kept.clear()
+    CACHES["keys of coordinates that were placed once"].clear()
+    for count in (0, 1, 1):
+        store(tensor, levels, name="A", dtype="float64")
+        assert len(kept) == count
+    (key,) = kept
+    kept.clear()
+    monkeypatch.setattr(storage, "MOST_PLACED", 2 * 8)  # two slots
+    monkeypatch.setattr(storage.xxhash, "xxh3_128", lambda: pytest.fail("hashed"))
+    store(tensor, levels, name="A", dtype="float64")
+    assert key not in kept
+
+
 def test_where_coordinates_are_placed_is_kept_by_their_contents() -> None:
     rng = np.random.default_rng(0)
     tree = [Level("I", "sparse_variable"), Level("J", "sparse_variable", 0), Level("K", "dense_fixed", length=3)]
     coords, values = rng.integers(0, 3, (3, 40)), rng.random(40)
-    for change in (lambda: None, lambda: None, lambda: coords.__setitem__((0, 5), 2), lambda: coords.sort(axis=1)):
+    unchanged = lambda: None  # noqa: E731
+    for change in (unchanged, unchanged, unchanged, lambda: coords.__setitem__((0, 5), 2), lambda: coords.sort(axis=1)):
         change()
         tensor = CooTensor(coords, values, (3, 3, 3))
         dense = np.zeros((3, 3, 3))

@@ -230,6 +230,14 @@ def test_a_package_that_is_imported_by_name_says_so(monkeypatch: pytest.MonkeyPa
         _ = sparsetir.dusk
 
 
+@pytest.mark.parametrize("package", ["relax", "tuning"])
+def test_names_that_packages_import_at_the_first_use(package: str) -> None:
+    module = importlib.import_module(f"sparsetir.{package}")
+    assert all(hasattr(module, name) for name in module.__all__)
+    with pytest.raises(AttributeError, match=rf"^module 'sparsetir\.{package}' has no attribute 'dusk'$"):
+        _ = module.dusk
+
+
 # --- examples ---------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ import sparsetir
 import torch
 from fuzzing.histories import ADD, MAKERS, History, run
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.runtime.call_plan import CallKey
 
 NAMES = ["spmm", "sddmm", "add", "update", "spmm over ell"]
 RANDOM = st.randoms(use_true_random=False)
@@ -289,6 +290,24 @@ def test_results_are_written_in_any_layout(is_bound: bool) -> None:
         with pytest.raises(ArgumentError, match="read-only"):
             call(B=B, C=frozen)
     assert not frozen.any()
+
+
+def test_operands_are_copied_only_for_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, B = csr([0, 2, 1]), np.asfortranarray(np.arange(6, dtype=np.float32).reshape(3, 2))
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    bound, out = kernel.bind(A=A), np.zeros((2, 2), "f4", order="F")
+    copied: list[tuple[str, ...]] = []
+    operands = CallKey.operands
+    monkeypatch.setattr(CallKey, "operands", lambda key: copied.append(key.unready) or operands(key))
+    for call in (bound, partial(kernel, A=A)):
+        for _ in range(2):  # F-ordered results are copied in each call, where no plan is
+            np.testing.assert_array_equal(call(B=B, C=out), A.toarray() @ B)
+        assert not copied
+        call(B=B)
+        assert not copied
+        call(B=B)
+        assert copied == [("B",)]
+        copied.clear()
 
 
 @pytest.mark.slow

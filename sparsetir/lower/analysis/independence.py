@@ -15,6 +15,7 @@ from sparsetir.ir.rewriting import all_same, collect, conjuncts, mentions, same,
 from sparsetir.ir.views import INDEPENDENT, Axis, Entry, Program, SpIter, cast, const, substitute_args
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.analysis.accesses import uncast
+from sparsetir.lower.loops import defined_vars
 
 # Independence of the steps of a flat loop by its subscripts (the second part of this module states the whole proof).
 #
@@ -405,7 +406,7 @@ def _are_apart(parts: list[Any], variables: list[Var], iteration: SpIter, progra
     stored = {t.array for t in touched if t.is_store}
     if stored & _structure(parts, iteration, touched, program):
         return False
-    moving = _defined_inside(parts)
+    moving = defined_vars(*parts)
     groups = [[t for t in touched if t.array.same_as(array)] for array in stored]
     return all(_tells_apart(group, variables, iteration, moving) for group in groups)
 
@@ -457,20 +458,6 @@ def _structure(parts: list[Any], iteration: SpIter, touched: list[ArrayAccess], 
 
 def _holds(part: Any, iteration: SpIter) -> bool:
     return any(b.same_as(iteration.block) for b in collect(part, s_tir.SBlock))
-
-
-def _defined_inside(parts: list[Any]) -> list[Var]:
-    """Return the variables defined inside a step, which may take several values in it."""
-    variables: list[Var] = []
-    callbacks = [
-        (tirx.For, lambda f: variables.append(f.loop_var)),
-        (s_tir.SBlock, lambda b: variables.extend(iv.var for iv in b.iter_vars)),
-        (tirx.Bind, lambda b: variables.append(b.var)),
-        (tirx.Let, lambda x: variables.append(x.var)),
-    ]
-    for part in parts:
-        structural_walk(part, callbacks)
-    return variables
 
 
 def _may_act(node: Any) -> bool:

@@ -41,7 +41,7 @@ from sparsetir.ir.views import REDUCE, SPATIAL, Axis, Entry, cast, const
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.annotations import INIT_MARK, ORDERED_MARK, SCRATCH, STRUCTURE
 from sparsetir.lower.iterations.access import AxisCursor, Conditions, Scope, fiber_of, guarded, in_range, lookup
-from sparsetir.lower.loops import Update, serial
+from sparsetir.lower.loops import Update, defined_vars, serial
 
 # Loops of a union or an intersection of axes, and the cursors of its members.
 #
@@ -103,14 +103,14 @@ def place_merge(entry: Entry, scope: Scope, strategy: str) -> Merged:
     members = [_Member(axis, *parent_of(axis, host, scope), dtype) for axis, host in entry.heads]
     name = "v" + str(entry.vars[0].name)
     if entry.merge == "intersect":
-        return _intersection(members, name, dtype, strategy)
+        return _intersection(members, name, strategy)
     return _union(members, Var(name, ir.PrimType(dtype)))
 
 
 # ---------------------------------------------------------------------------------------------- intersections
 
 
-def _intersection(members: Sequence[_Member], name: str, dtype: str, strategy: str) -> Merged:
+def _intersection(members: Sequence[_Member], name: str, strategy: str) -> Merged:
     first, slot = members[0], Var(name, ir.PrimType(members[0].axis.idtype))
     coord, pos = first.coordinate(slot), first.position(slot)
     absent = in_range(coord, first.axis.length) if first.axis.may_be_absent else []
@@ -365,19 +365,6 @@ def old_value(body: tirx.Stmt, levels: list[NestLevel]) -> tirx.Stmt | None:
 # ------------------------------------------------------------------------------ read and write regions
 
 
-def _bound_inside(body: tirx.Stmt) -> list[Var]:
-    """Return the variables that `body` defines."""
-    variables: list[Var] = []
-    callbacks = [
-        (tirx.For, lambda f: variables.append(f.loop_var)),
-        (s_tir.SBlock, lambda b: variables.extend(iv.var for iv in b.iter_vars)),
-        (tirx.Bind, lambda b: variables.append(b.var)),
-        (tirx.Let, lambda x: variables.append(x.var)),
-    ]
-    structural_walk(body, callbacks)
-    return variables
-
-
 def _local_buffers(block: s_tir.SBlock) -> list[Var]:
     buffers: list[Var] = list(block.alloc_buffers)
     callbacks = [
@@ -453,7 +440,7 @@ def _whole(extent: ir.Expr) -> ir.Range:
 
 def with_regions(block: s_tir.SBlock, structure: list[Var]) -> s_tir.SBlock:
     """Compute the reads and writes of `block` from its body; those of an innermost block omit `structure`."""
-    bound = _bound_inside(block.body)
+    bound = defined_vars(block.body)
     reads, writes = _Regions(bound), _Regions(bound)
     searched: list[ir.TensorLoad] = []
 

@@ -11,11 +11,11 @@ import tvm
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
+from sparsetir.interop.arrays import HALVES
 from sparsetir.ir.rewriting import collect, factors, get, mentions, product, put, renewed, same, seq, substitute
 from sparsetir.ir.views import accesses, const
 from sparsetir.lower.annotations import HELD, PANEL, PREFETCH, has_annotation, refused
 from sparsetir.lower.loops import each_loop, serial, unrolled, vectorized, with_, without
-from sparsetir.lower.target.half_floats import HALVES
 from sparsetir.lower.vector.loop_transforms import match, vector_loops
 from sparsetir.lower.vector.memory_hints import ahead, fetch, gathers, line_starts
 from sparsetir.lower.vector.vectorize import GROUP, DotSum, around, scaled, totals

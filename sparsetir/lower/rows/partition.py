@@ -434,7 +434,7 @@ def work_before_step(loop: tirx.For, pointers: set[str]) -> Callable[[ir.Expr], 
 
 def _steps_each(loop: tirx.For) -> ir.Expr:
     """Return the product of the extents below `loop` that are equal in every row, except along a row of a result."""
-    along = [f for f in collect(loop.body, tirx.For) if _is_along(f, loop)]
+    along = [f for f in collect(loop.body, tirx.For) if _is_along(f)]
     inner = [f.loop_var for f in collect(loop.body, tirx.For)] + [b.var for b in collect(loop.body, tirx.Bind)]
     product: ir.Expr = const(1, "int64")
     for f in collect(loop.body, tirx.For):
@@ -443,7 +443,7 @@ def _steps_each(loop: tirx.For) -> ir.Expr:
     return product
 
 
-def _is_along(inner: tirx.For, loop: tirx.For) -> bool:
+def _is_along(inner: tirx.For) -> bool:
     """Return whether a loop moves the last of several subscripts of a result."""
     stores = [s for s in collect(inner.body, tirx.BufferStore) if len(s.indices) > 1]
     return any(mentions(s.indices[-1], [inner.loop_var]) for s in stores)

@@ -11,6 +11,7 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
+from sparsetir.interop.arrays import HALVES
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import alloc, collect, is_element, lane_dtype, seq, substitute
 from sparsetir.ir.rules import FLOAT_FUNCTIONS
@@ -214,7 +215,6 @@ def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 # Functions such as ``T.exp`` and ``T.erf``, comparisons and choices are computed in float32 as well.
 
 
-HALVES = ("float16", "bfloat16")
 ROUNDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
 COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max)

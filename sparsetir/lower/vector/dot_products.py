@@ -50,7 +50,7 @@ from sparsetir.ir.views import REDUCE, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis import accesses
 from sparsetir.lower.annotations import UNIT, WIDEN, refused
-from sparsetir.lower.loops import serial, with_, with_body
+from sparsetir.lower.loops import join_neighbours, serial, with_, with_body
 
 WORD = f"int32x{LANES}"
 
@@ -571,6 +571,14 @@ def _emitter(loop: tirx.For, nest: DotNest, *, adds: bool) -> _DotEmitter:
     return (_WideningEmitter if is_widening else _DotEmitter)(nest, adds=adds)
 
 
+def _with_initialization(before: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt | None:
+    """Return the instructions of an annotated loop whose results the statement before initialises, or None."""
+    nest = match(stmt) if isinstance(stmt, tirx.For) and UNIT in stmt.annotations else None
+    if nest is None or not is_initial(before, nest):
+        return None
+    return _emitter(stmt, nest, adds=False).emit(int(stmt.annotations[UNIT]))
+
+
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.UseDotProducts")
 def UseDotProducts(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite the annotated loops of a function."""
@@ -578,14 +586,7 @@ def UseDotProducts(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
         return func
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
-        out: list[tirx.Stmt] = []
-        for stmt in node.seq:
-            nest = match(stmt) if isinstance(stmt, tirx.For) and UNIT in stmt.annotations else None
-            if nest is not None and out and is_initial(out[-1], nest):
-                out[-1] = _emitter(stmt, nest, adds=False).emit(int(stmt.annotations[UNIT]))
-            else:
-                out.append(mutator.mutate(stmt))
-        return seq(*out)
+        return seq(*join_neighbours(node.seq, _with_initialization, mutator.mutate))
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         nest = match(node) if UNIT in node.annotations else None

@@ -34,6 +34,7 @@ from sparsetir.lower.loops import (
     VECTORIZED,
     Update,
     each_loop,
+    join_neighbours,
     presence,
     serial,
     unrolled,
@@ -150,15 +151,11 @@ def InterchangeLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
         return lifted_loop
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
-        out: list[tirx.Stmt] = []
-        for stmt in (mutator.mutate(s) for s in node.seq):
-            is_lifted = bool(out) and isinstance(stmt, tirx.For) and stmt.loop_var in lifted
-            both = _tiled(out[-1], stmt) if is_lifted else None
-            if both is None:
-                out.append(stmt)
-            else:
-                out[-1] = both
-        return seq(*out)
+        return seq(*join_neighbours((mutator.mutate(s) for s in node.seq), tile_pair))
+
+    def tile_pair(before: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt | None:
+        is_lifted = isinstance(stmt, tirx.For) and stmt.loop_var in lifted
+        return _tiled(before, stmt) if is_lifted else None
 
     body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
     return with_body(func, body) if lifted else func

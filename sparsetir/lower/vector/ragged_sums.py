@@ -11,6 +11,7 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
+from sparsetir.interop.arrays import HALVES
 from sparsetir.ir import dialect
 from sparsetir.ir.dialect import is_if_then_else
 from sparsetir.ir.rewriting import (
@@ -31,8 +32,18 @@ from sparsetir.ir.rewriting import (
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import BLOCK, STRUCTURE, SUM, names_in, refused
-from sparsetir.lower.loops import SERIAL, UNROLLED, VECTORIZED, Update, each_loop, serial, vectorized, with_, with_body
-from sparsetir.lower.target.half_floats import HALVES
+from sparsetir.lower.loops import (
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Update,
+    each_loop,
+    join_neighbours,
+    serial,
+    vectorized,
+    with_,
+    with_body,
+)
 from sparsetir.lower.vector.loop_transforms import hull
 from sparsetir.lower.vector.vectorize import DotSum, match, reduced, scaled
 
@@ -305,14 +316,8 @@ def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
         return refused(mutator.default_mutate(node), SUM, "it is no sum of elements along a row")
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
-        out: list[tirx.Stmt] = []
-        for stmt in node.seq:
-            both = _summed(stmt, out[-1], structure) if out else None
-            if both is None:
-                out.append(mutator.mutate(stmt))
-            else:
-                out[-1] = both
-        return seq(*out)
+        join = lambda before, stmt: _summed(stmt, before, structure)  # noqa: E731
+        return seq(*join_neighbours(node.seq, join, mutator.mutate))
 
     body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
     return with_body(func, body)

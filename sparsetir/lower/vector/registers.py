@@ -36,6 +36,7 @@ from sparsetir.lower.loops import (
     Update,
     each_lane,
     each_loop,
+    join_neighbours,
     most,
     place_of,
     with_,
@@ -295,18 +296,6 @@ def _any_runs(sites: list[StoreSite]) -> list[ir.Expr]:
     return [disjunction([conjunction(site.runs) for site in sites])]
 
 
-def _keep_pairs(stmts: list[tirx.Stmt], facts: ArrayFacts) -> list[tirx.Stmt]:
-    """Promote accumulators in a sequence where a statement initialises them for the loop after it."""
-    out: list[tirx.Stmt] = []
-    for stmt in stmts:
-        both = keep(stmt, facts, out[-1]) if out and isinstance(stmt, tirx.For) else None
-        if both is None:
-            out.append(stmt)
-        else:
-            out[-1] = both
-    return out
-
-
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteRegisters")
 def PromoteRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Promote the accumulators of every reduction loop of a function, at the outermost loop possible."""
@@ -326,7 +315,9 @@ def promote(body: tirx.Stmt, facts: ArrayFacts) -> tirx.Stmt:
         return mutator.default_mutate(node) if kept is None else kept
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
-        return seq(*(mutator.mutate(s) for s in _keep_pairs(list(node.seq), facts)))
+        """Promote accumulators that a statement initialises for the loop after it, and go on inside of the others."""
+        join = lambda before, stmt: keep(stmt, facts, before) if isinstance(stmt, tirx.For) else None  # noqa: E731
+        return seq(*(mutator.mutate(s) for s in join_neighbours(node.seq, join)))
 
     return structural_mutate(body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
 

@@ -78,7 +78,7 @@ from sparsetir.ir.rewriting import collect, conjuncts, mentions, moves_by_one, s
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import EMULATED, TILE, refused
-from sparsetir.lower.loops import PARALLEL, serial, with_, with_body
+from sparsetir.lower.loops import PARALLEL, join_neighbours, serial, with_, with_body
 from sparsetir.lower.vector.dot_products import WORD, ProductNest, as_nest, bind, interleaved, is_zero, mask, parse
 
 IMPORT = "pragma_import_llvm"
@@ -573,6 +573,14 @@ class _TileEmitter:
         return seq(*out)
 
 
+def _with_zeros(before: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt | None:
+    """Return the tiles of an annotated loop whose results the statement before sets to zero, or None."""
+    nest = match(stmt) if isinstance(stmt, tirx.For) and TILE in stmt.annotations else None
+    if nest is None or not _begins_with_zero(before, nest):
+        return None
+    return _TileEmitter(nest, int(stmt.annotations[TILE]), adds=False).emit()
+
+
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.UseTiles")
 def UseTiles(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite the annotated loops of a function."""
@@ -580,14 +588,7 @@ def UseTiles(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc
         return func
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
-        out: list[tirx.Stmt] = []
-        for stmt in node.seq:
-            nest = match(stmt) if isinstance(stmt, tirx.For) and TILE in stmt.annotations else None
-            if nest is not None and out and _begins_with_zero(out[-1], nest):
-                out[-1] = _TileEmitter(nest, int(stmt.annotations[TILE]), adds=False).emit()
-            else:
-                out.append(mutator.mutate(stmt))
-        return seq(*out)
+        return seq(*join_neighbours(node.seq, _with_zeros, mutator.mutate))
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         if TILE not in node.annotations:

@@ -13,6 +13,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 from tvm.runtime import DataType
 
+from sparsetir.interop.arrays import HALVES
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import (
     all_same,
@@ -53,7 +54,7 @@ from sparsetir.lower.loops import (
     with_body,
     without,
 )
-from sparsetir.lower.target.half_floats import HALVES, widened
+from sparsetir.lower.target.half_floats import widened
 from sparsetir.lower.vector import row_products
 from sparsetir.lower.vector.memory_hints import ahead, fetch, gathers, line_starts
 from sparsetir.lower.vector.vector_math import expand

@@ -12,6 +12,7 @@ import numpy as np
 from tvm import ir, relax, tirx
 
 from sparsetir.errors import LoweringError
+from sparsetir.interop.arrays import HALVES
 from sparsetir.relax import calls
 from sparsetir.relax.epilogues import same_size
 from sparsetir.relax.operators import is_float, ranks, reshape
@@ -20,7 +21,6 @@ from sparsetir.relax.torch_import.operators import NAMESPACE, TORCH_OPERATORS
 from sparsetir.relax.training.layers import standardised
 
 Converter = Callable[[Any, Any], Any]
-HALVES = ("float16", "bfloat16")
 EMBEDDING_BAG: list[Any] = [False, 0, False, None, False, -1]  # defaults of the arguments from the fourth on
 WIDER = {"bfloat16": "float32", "bool": "int8"}  # than dtypes of which TVM has no maximum
 INFINITY_BITS = {32: 0x7F800000, 64: 0x7FF0000000000000}
