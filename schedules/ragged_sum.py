@@ -47,6 +47,9 @@ DECLARED = (
         lambda lanes: lanes == 0 or (is_power(lanes) and lanes > 1),
         (0, 4, 8, 16),
     ),
+)
+
+STAGED_DECLARED = (
     Choice(
         "staged",
         "Neighbouring rows whose terms are computed into a buffer before each row is summed in `lanes`, 8 if there are "

@@ -40,8 +40,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparsetir._tvm_plugin import ensure as _ensure_dialect
-from sparsetir.utils.memory import uncollected as _uncollected
 from sparsetir.utils.packages import __version__ as __version__
+from sparsetir.utils.packages import in_one_piece as _in_one_piece
 from sparsetir.utils.packages import postpone_torch as _postpone_torch
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class _Face(ModuleType):
         if where is None:
             hint = f": import sparsetir.{name}" if name in _IMPORTED_BY_NAME else ""
             raise AttributeError(f"module 'sparsetir' has no attribute {name!r}{hint}")
-        module = _uncollected(importlib.import_module)(where)
+        module = _in_one_piece(importlib.import_module)(where)
         value = module if name in _MODULES else getattr(module, name)
         super().__setattr__(name, value)
         return value

@@ -359,10 +359,15 @@ def operand(file: str, sparse: Any) -> Any:
     shape = " x ".join(map(str, sparse.shape))
     if not sparse.nnz:
         raise ArgumentError(f"{file} is {shape} without entries: there is nothing to time")
+    refuse_complex(file, sparse)
+    return sparse
+
+
+def refuse_complex(file: str, sparse: Any) -> None:
+    """Raise if a file has numbers that no kernel computes with."""
     values = sparse.data if hasattr(sparse, "data") else sparse.values
     if values.dtype.kind == "c":
         raise ArgumentError(f"{file} holds complex numbers, and kernels compute with real ones: save the real part")
-    return sparse
 
 
 def facts_of(result: Any) -> dict[str, Any]:
@@ -573,6 +578,8 @@ def run_formats(args: argparse.Namespace) -> int:
     from sparsetir.io import read
 
     tensor = read(args.file)
+    if args.feat is not None:
+        refuse_complex(args.file, tensor)
     known = pattern(tensor)
     if args.plot:
         print(f"wrote {portrait(tensor, known, args.plot)}", file=sys.stderr)

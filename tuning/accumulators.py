@@ -52,6 +52,7 @@ from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Candidate, Space, Values
 from sparsetir.tuning.tuned_kernel import agrees, circumstances, unfinished, warn_of_no_records
+from sparsetir.utils.arguments import as_path
 from sparsetir.utils.caches import cached_property
 
 VALUES: Values = {
@@ -400,7 +401,7 @@ def recorded_accumulators(program: Any, target: Any, path: str | Path) -> Sparse
 
     Without one that ended, the best trial of the last that did not, if it is clearly better; else the untuned kernel.
     """
-    path = Path(path)
+    path = as_path(path, "database", "the path of a file of records")
     if not path.is_file():
         raise ArgumentError(f"there is no database {path}: tune_sparse(..., database={str(path)!r}) makes one")
     func = single(program)

@@ -340,7 +340,7 @@ class Autotuned:
         self.func: tirx.PrimFunc = single(program)
         refuse_assembled(self.func, "autotune")
         self.candidates = [candidate(config) for config in configs]
-        self.target, self.database = target, Database(None if database is None else Path(database))
+        self.target, self.database = target, database_of(database)
         self.kernel = make_kernel(self.func, target)
         sizes = [p.name for p in self.kernel.signature.params if not p.is_array]
         unknown = [name for name in key if name not in sizes]
@@ -469,7 +469,10 @@ def autotune(
     if not configs:
         raise ArgumentError("autotune needs at least one configuration, such as sparsetir.Choices(tile=32)")
     checked = [candidate(config) for config in configs]
-    return partial(Autotuned, configs=checked, key=key, target=target, database=database)
+    if isinstance(key, str):
+        raise ArgumentTypeError(f'key: expected a list of names of sizes, got {arguments.shown(key)}. Pass ["m"].')
+    names = as_sequence(key, "key", 'names of sizes such as "m"')
+    return partial(Autotuned, configs=checked, key=names, target=target, database=database)
 
 
 __all__ = [

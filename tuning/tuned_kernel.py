@@ -34,6 +34,7 @@ from sparsetir.tuning.loop import WORTH, Comparison, compared, is_untuned
 from sparsetir.tuning.lowered_program import with_knobs
 from sparsetir.tuning.records import Database, Key, Record, digest, fingerprint
 from sparsetir.tuning.space import Candidate, fixed
+from sparsetir.utils.arguments import as_path
 from sparsetir.utils.caches import cached_property
 from sparsetir.utils.machine import machine_name
 from sparsetir.utils.packages import __version__
@@ -403,7 +404,7 @@ def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, assume_
         raise ArgumentTypeError(
             f"with a database the schedule is a template that was tuned, or none; found {schedule_name}"
         )
-    path = Path(path)
+    path = as_path(path, "database", "the path of a file of records")
     if not path.is_file():
         raise ArgumentError(f"there is no database {path}: tune_sparse(..., database={str(path)!r}) makes one")
     program = single(func)

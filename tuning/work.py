@@ -21,7 +21,7 @@ from sparsetir.codegen import cache as disk_cache
 from sparsetir.codegen.target import native_target
 from sparsetir.ir import sizes as symbolic
 from sparsetir.ir.views import Program, SparseBuffer, SpIter, accesses
-from sparsetir.utils.files import caching
+from sparsetir.utils.files import cache_text
 from sparsetir.utils.machine import last_cache, levels, machine_name, private_cache
 from sparsetir.utils.packages import __version__
 from sparsetir.workloads.ceilings import DRAM, higher, measure_ceilings, register_lanes
@@ -88,8 +88,7 @@ def measured_rates() -> CoreRates:
             return CoreRates(**json.loads(path.read_text()))
     found = measure_rates()
     if path is not None:
-        with caching(path) as partial:
-            partial.write_text(json.dumps(found.as_dict()))
+        cache_text(path, json.dumps(found.as_dict()))
     return found
 
 

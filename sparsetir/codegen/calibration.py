@@ -21,7 +21,7 @@ from sparsetir.codegen.target import host_cpu, native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.schedules.registers import NO_GATHER
 from sparsetir.utils.arguments import as_seconds
-from sparsetir.utils.files import caching
+from sparsetir.utils.files import cache_text
 from sparsetir.utils.machine import MachineProfile, last_cache, levels, machine_name, private_cache, shipped_profile
 from sparsetir.utils.packages import __version__
 from sparsetir.utils.threads import get_num_threads
@@ -267,8 +267,7 @@ def write_profile(profile: MachineProfile) -> None:
     if folder is None:
         return
     path = folder / f"profile-{profile_key()}.json"
-    with caching(path) as partial:
-        partial.write_text(json.dumps(profile.as_dict()))
+    cache_text(path, json.dumps(profile.as_dict()))
 
 
 def calibrate(*, seconds: float = SECONDS) -> MachineProfile:

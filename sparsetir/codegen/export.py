@@ -114,6 +114,8 @@ def export(kernel: Exportable, path: Path, header: Path | None = None, *, interf
           printf("%g %g\n", c[0], c[1]); /* 1 32 */
         }
     """
+    if not path.name:
+        raise ArgumentError(f"a kernel becomes a shared library: expected a name ending in .so, found {str(path)!r}")
     header = path.with_suffix(".h") if header is None else header
     _check_places(path, header)
     _check_target(kernel.target)

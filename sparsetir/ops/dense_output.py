@@ -146,7 +146,7 @@ def pack_ranges(matrix: np.ndarray, width: int = 64) -> tuple[np.ndarray, np.nda
     if getattr(matrix, "ndim", 0) != 2 or matrix.shape[1] % width:
         shape = getattr(matrix, "shape", type(matrix).__name__)
         raise ArgumentError(f"matrix: expected a matrix with a multiple of {width} columns, got {shape}. Pad it.")
-    ranges = np.ascontiguousarray(matrix).reshape(len(matrix), -1, width).transpose(1, 0, 2)
+    ranges = np.ascontiguousarray(matrix).reshape(len(matrix), matrix.shape[1] // width, width).transpose(1, 0, 2)
     is_entry = ranges != 0
     count = max(int(is_entry.sum(axis=2).max(initial=0)), 1)
     places = np.argsort(~is_entry, axis=2, kind="stable")[:, :, :count]

@@ -19,7 +19,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.scipy.libraries import Libraries, folder
 from sparsetir.utils.arguments import as_flag, shown
 from sparsetir.utils.caches import ForkLock
-from sparsetir.utils.files import caching
+from sparsetir.utils.files import cache_text
 from sparsetir.utils.machine import CORES
 
 TRIALS = 3  # timed calls of scipy, and of the kernel, before a size class is decided
@@ -276,8 +276,7 @@ class TimedSelection:
         if all((self.recorded or {}).get(name) == outcome for name, outcome in self.outcomes.items()):
             return
         path = folder() / OUTCOMES
-        with caching(path) as partial:
-            partial.write_text(json.dumps({**read_outcomes(path), **self.outcomes}))
+        cache_text(path, json.dumps({**read_outcomes(path), **self.outcomes}))
 
     def report(self) -> str:
         """Return the table of `accelerate.report`."""

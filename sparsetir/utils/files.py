@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write files that appear under their names only when they are complete, and locate the folder of compiled kernels.
 
-Every file of the package is written by `replacing`, or by `caching` where it is only there to save time. What may be
+Every file of the package is written by `replacing`, or by `cache_text` where it is only there to save time. What may be
 continued after an interruption has a name of its own until then: see `sparsetir.blocks.results`.
 """
 
@@ -90,13 +90,12 @@ def write_text(path: Path, text: str, name: str = "", *, makes_folder: bool = Fa
     return path
 
 
-@contextlib.contextmanager
-def caching(path: Path) -> Iterator[Path]:
+def cache_text(path: Path, text: str) -> None:
     """Write a file that only saves time, and its folder, by `replacing`: warn once if the folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with replacing(path) as partial:
-            yield partial
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         warn_unwritable(path.parent, error)
 
@@ -240,7 +239,7 @@ __all__ = [
     "CACHE_VARIABLE",
     "PREFIX",
     "cache_folder",
-    "caching",
+    "cache_text",
     "is_whole_library",
     "remove",
     "replacing",

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from sparsetir.errors import SparseTIRError
-from sparsetir.utils.files import caching
+from sparsetir.utils.files import cache_text
 from sparsetir.utils.memory import uncollected
 
 __version__ = "0.2.0"  # as in pyproject.toml
@@ -73,13 +74,41 @@ def quick_source_digest(folder: Path) -> str:
         if len(text := stored.read_text()) == DIGEST_DIGITS:
             return text
     digest = source_digest()
-    with caching(stored) as partial:
-        partial.write_text(digest)
+    cache_text(stored, digest)
     return digest
 
 
 Execute: TypeAlias = Callable[[ModuleType], None]
 Runner: TypeAlias = Callable[[Execute], Execute]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_one_piece(execute: Callable[P, R]) -> Callable[P, R]:
+    """Return a function for imports that runs without garbage collection, and holds Ctrl-C back until it ends.
+
+    TVM registers its classes as it is imported. What an interrupt left of it could not be imported again.
+    """
+
+    @uncollected
+    @wraps(execute)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if threading.current_thread() is not threading.main_thread():
+            return execute(*args, **kwargs)  # interrupts go to the main thread
+        before, pressed = signal.getsignal(signal.SIGINT), []
+        if not callable(before):
+            return execute(*args, **kwargs)
+        signal.signal(signal.SIGINT, lambda *event: pressed.append(event))
+        try:
+            return execute(*args, **kwargs)
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if pressed:
+                before(*pressed[0])
+
+    return run
 
 
 class PostponeTorch:
@@ -101,7 +130,7 @@ class PostponeTorch:
             self.is_postponed = True
             raise ModuleNotFoundError("TVM does without torch until something else imports it", name=name)
         runners: dict[str, Runner] = {
-            "tvm": uncollected,
+            "tvm": in_one_piece,
             "tvm_ffi": self._without_torch,
             "tvm.relax": self._without_torch,
             "torch": self._with_completion,
@@ -212,6 +241,7 @@ __all__ = [
     "PostponeTorch",
     "__version__",
     "complete_tvm_ffi",
+    "in_one_piece",
     "load_at_first_use",
     "postpone_torch",
     "quick_source_digest",

@@ -76,8 +76,7 @@ def json_of(folder: Path) -> Path:
 
 
 def facts(folder: Path) -> Path:
-    with files.caching(folder / "facts.json"):
-        cache.write_facts(folder / "facts.json", {"one": 1})
+    cache.write_facts(folder / "facts.json", {"one": 1})
     return folder / "facts.json"
 
 
@@ -175,6 +174,16 @@ def test_a_cache_that_cannot_be_written_is_one_warning(
     ]
     assert len([w for w in caught if "nothing is kept" in str(w.message)]) == 1
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_cache_whose_folder_cannot_be_made_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_warned", set())
+    (tmp_path / "file").touch()
+    with pytest.warns(RuntimeWarning, match="nothing is kept"):
+        files.cache_text(tmp_path / "file" / "facts", "text")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        files.cache_text(tmp_path / "file" / "facts", "text")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -49,6 +49,29 @@ def test_torch_is_imported_by_its_users_only(code: str) -> None:
     assert run.returncode == 0, run.stderr
 
 
+INTERRUPTED = """
+import sys, threading, time
+import _thread
+import numpy as np, scipy.sparse as sp, sparsetir
+A = sp.csr_array(np.eye(4, dtype="float32"))
+def press():
+    while "tvm.base" not in sys.modules:
+        time.sleep(0)
+    _thread.interrupt_main()
+threading.Thread(target=press).start()
+try:
+    sparsetir.matmul(A, np.ones((4, 2), "float32"))
+except KeyboardInterrupt:
+    print("interrupted")
+print(sparsetir.matmul(A, np.ones((4, 2), "float32")).sum())
+"""
+
+
+def test_an_interrupt_waits_for_the_end_of_an_import() -> None:
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["interrupted", "8.0"], run.stderr
+
+
 def test_torch_is_hidden_from_the_importing_thread_only() -> None:
     finder, specs = PostponeTorch(), []
     finder.importing = threading.get_ident()
