@@ -231,34 +231,58 @@ def _borrow_coordinates(
 
 @dataclass(frozen=True, eq=False)
 class _Placement:
-    """Where the entries of an argument lie in a buffer, and the index arrays of its levels."""
+    """Where the entries of an argument lie in a buffer, and the index arrays of its levels.
+
+    Parameters
+    ----------
+    slots : ndarray
+        Of each entry.
+    counts : list of int
+        Slots of each tree of axes.
+    indptr, indices, widths : dict
+    repeats : tuple of ndarray, optional
+        Where entries share slots: the order that brings them together, the places in it where slots begin, and the
+        entries at the other places.
+    """
 
     slots: Array
     counts: list[int]
     indptr: dict[int, Array]
     indices: dict[int, Array]
     widths: dict[int, int]
+    repeats: tuple[Array, Array, Array] | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (self.slots, *self.indptr.values(), *self.indices.values()))
+        arrays = (self.slots, *self.indptr.values(), *self.indices.values(), *(self.repeats or ()))
+        return sum(array.nbytes for array in arrays)
 
     def copied(self) -> _Placement:
         """Return the same with index arrays of its own."""
         indptr, indices = ({d: a.copy() for d, a in part.items()} for part in (self.indptr, self.indices))
         return replace(self, indptr=indptr, indices=indices, widths=dict(self.widths))
 
+    def placed(self, values: Array) -> tuple[Array, Array | None]:
+        """Return values in their slots, zeros in others, and which of them were added to an earlier one."""
+        flat = np.zeros(math.prod(self.counts), values.dtype.newbyteorder("="))
+        if self.repeats is None:
+            flat[self.slots] = values
+            return flat.reshape(self.counts), None
+        order, begins, later = self.repeats
+        flat[self.slots[order[begins]]] = np.add.reduceat(values[order], begins).astype(values.dtype)
+        return flat.reshape(self.counts), later
 
-_placements = shared_cache("placements of coordinates", 8)
-_placed_once = shared_cache("keys of coordinates that were placed once", 64)
+
+_placements = shared_cache("placements of entries", 8)
+_placed_once = shared_cache("keys of entries that were placed once", 64)
 MOST_PLACED = 1 << 25  # bytes of a placement that is kept
-SLOT_BYTES = 8  # of each entry of a placement
+SLOT_BYTES = 4  # of each entry of a placement, at least
 
 
 def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> StoredArgument:
     """Place the argument's entries in newly built arrays.
 
-    Where lists of coordinates are placed is kept when equal ones come a second time. Later calls get copies.
+    Where entries are placed is kept when equal coordinates come a second time. Later calls get copies.
     """
     key = _placement_key(source, levels, fit)
     kept = None if key is None else _placements.get(key)
@@ -268,29 +292,34 @@ def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> St
             _placements[key] = placement.copied()  # an index array may be the argument's own
         else:
             _placed_once[key] = True
-    slots, counts = placement.slots, placement.counts
-    values, repeats = scatter(slots, source.values.reshape(-1), math.prod(counts))
-    lengths, values = dict(enumerate(fit.shape)), values.reshape(counts)
+    values, repeats = placement.placed(source.values.reshape(-1))
+    lengths = dict(enumerate(fit.shape))
     return StoredArgument(
-        values, placement.indptr, placement.indices, lengths, placement.widths, source, slots, repeats
+        values, placement.indptr, placement.indices, lengths, placement.widths, source, placement.slots, repeats
     )
 
 
 def _placement_key(source: Source, levels: Sequence[Level], fit: Fit) -> Any:
-    """Return what decides where coordinates are placed.
+    """Return what decides where entries are placed.
 
-    None where formulas do, of sources of other kinds, and of lists whose slots alone are more than what is kept.
+    None where formulas do, of sources of other kinds, and of those whose slots alone are more than what is kept.
     """
-    if not isinstance(source, Coordinates) or source.values.size * SLOT_BYTES > MOST_PLACED:
+    if isinstance(source, Coordinates):
+        arrays, order = source.indices, None
+    elif isinstance(source, CompressedSource):
+        arrays, order = (source.indptr, source.indices), source.major
+    else:
+        return None
+    if source.values.size * SLOT_BYTES > MOST_PLACED:
         return None
     if any(level.rule or level.extent_rule or level.offset_rule for level in levels):
         return None
     whole = xxhash.xxh3_128()
-    for index in source.indices:
-        whole.update(np.ascontiguousarray(index).view(np.uint8).data)
-    dtypes = tuple(index.dtype for index in source.indices)
+    for array in arrays:
+        whole.update(np.ascontiguousarray(array).view(np.uint8).data)
+    kinds = tuple((array.dtype, array.size) for array in arrays)
     axes = tuple((v.kind, v.parent, v.idtype, v.length, v.width, v.sorted, v.unique, v.full) for v in levels)
-    return whole.digest(), dtypes, source.shape, source.values.size, axes, fit.shape, fit.blocks
+    return whole.digest(), kinds, order, source.block, source.shape, axes, fit.shape, fit.blocks
 
 
 def _placed(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> _Placement:
@@ -302,23 +331,24 @@ def _placed(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> _Pl
         positions, count = builder.tree(chain, [coords[d] for d in chain], keep)
         slots = slots * count + positions
         counts.append(count)
-    return _Placement(slots, counts, builder.indptr, builder.indices, builder.widths)
+    size = math.prod(counts)
+    if size <= np.iinfo(np.int32).max:
+        slots = slots.astype(np.int32)
+    return _Placement(slots, counts, builder.indptr, builder.indices, builder.widths, _repeats(slots, size))
+
+
+def _repeats(slots: Array, size: int) -> tuple[Array, Array, Array] | None:
+    """Return `_Placement.repeats` of slots; None if all differ."""
+    is_used = np.zeros(size, np.bool_)
+    is_used[slots] = True
+    if np.count_nonzero(is_used) == slots.size:
+        return None
+    order = np.argsort(slots, kind="stable").astype(slots.dtype, copy=False)
+    first = changes([slots[order]])
+    return order, np.flatnonzero(first), order[~first]
 
 
 # ------------------------------------------------------------------------------- entries by axes trees
-
-
-def scatter(slots: Array, values: Array, size: int) -> tuple[Array, Array | None]:
-    """Add `values` to `size` zeros at `slots`; return the array, and which values met an earlier one."""
-    flat, is_used = np.zeros(size, values.dtype.newbyteorder("=")), np.zeros(size, np.bool_)
-    is_used[slots] = True
-    if np.count_nonzero(is_used) == slots.size:
-        flat[slots] = values
-        return flat, None
-    order = np.argsort(slots, kind="stable")
-    first = changes([slots[order]])
-    flat[slots[order[first]]] = np.add.reduceat(values[order], np.flatnonzero(first)).astype(values.dtype)
-    return flat, order[~first]
 
 
 def _unsorted(array: Array, order: Array) -> Array:

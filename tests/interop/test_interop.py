@@ -1191,18 +1191,44 @@ def test_sizes_that_are_no_integers_are_refused(shape):
 def test_where_coordinates_are_placed_is_kept_from_the_second_time_on(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = [Level("I", "sparse_variable"), Level("J", "sparse_variable", 0)]
     tensor = CooTensor(np.array([[2, 0, 1], [0, 7, 11]]), np.ones(3), (3, 13))
-    kept = CACHES["placements of coordinates"]
+    kept = CACHES["placements of entries"]
     kept.clear()
-    CACHES["keys of coordinates that were placed once"].clear()
+    CACHES["keys of entries that were placed once"].clear()
     for count in (0, 1, 1):
         store(tensor, levels, name="A", dtype="float64")
         assert len(kept) == count
     (key,) = kept
     kept.clear()
-    monkeypatch.setattr(storage, "MOST_PLACED", 2 * 8)  # two slots
+    monkeypatch.setattr(storage, "MOST_PLACED", 2 * storage.SLOT_BYTES)
     monkeypatch.setattr(storage.xxhash, "xxh3_128", lambda: pytest.fail("hashed"))
     store(tensor, levels, name="A", dtype="float64")
     assert key not in kept
+
+
+@pytest.mark.parametrize("make", [sp.csr_array, sp.csc_array, sp.bsr_array])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "complex64"])
+def test_compressed_matrices_out_of_order_are_placed_by_their_contents(make: Any, dtype: str) -> None:
+    """Of all calls on one matrix, whose values and index arrays change in place between them."""
+    rng = np.random.default_rng(0)
+    csr = [Level("I", "dense_fixed"), Level("J", "sparse_variable", 0)]
+    begin, block = np.array([0, 3, 3, 7]), (2, 2) if make is sp.bsr_array else ()
+    values = rng.integers(1, 9, (7, *block)).astype(dtype)
+    indices = np.array([4, 0, 4, 2, 1, 3, 1])  # unsorted, and with two pairs of duplicates
+    matrix = make(
+        (values, indices, begin),
+        shape=tuple(n * (block or (1, 1))[0] for n in ((5, 3) if make is sp.csc_array else (3, 5))),
+    )
+    unchanged = lambda: None  # noqa: E731
+    changes = (
+        *(unchanged, unchanged, unchanged, lambda: values.__imul__(2), lambda: indices.__setitem__(0, 3)),
+        *(unchanged, lambda: indices.sort(), unchanged, lambda: indices.__setitem__(slice(None), 0)),
+    )
+    for change in changes:
+        change()
+        stored = store(matrix, csr, name="A", dtype=dtype)
+        found = sp.csr_array((stored.values, stored.indices[1], stored.indptr[1]), shape=matrix.shape)
+        assert found.has_canonical_format
+        np.testing.assert_array_equal(found.toarray(), matrix.toarray())
 
 
 def test_where_coordinates_are_placed_is_kept_by_their_contents() -> None:
