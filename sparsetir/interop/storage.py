@@ -240,9 +240,10 @@ class _Placement:
     counts : list of int
         Slots of each tree of axes.
     indptr, indices, widths : dict
-    repeats : tuple of ndarray, optional
-        Where entries share slots: the order that brings them together, the places in it where slots begin, and the
-        entries at the other places.
+    firsts : ndarray, optional
+        Where all slots are filled: the first entry of each slot.
+    later : ndarray, optional
+        Where entries share slots: those that are not the first of their slot.
     """
 
     slots: Array
@@ -250,27 +251,30 @@ class _Placement:
     indptr: dict[int, Array]
     indices: dict[int, Array]
     widths: dict[int, int]
-    repeats: tuple[Array, Array, Array] | None = None
+    firsts: Array | None = None
+    later: Array | None = None
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.slots, *self.indptr.values(), *self.indices.values(), *(self.repeats or ()))
-        return sum(array.nbytes for array in arrays)
+        arrays = (self.slots, self.firsts, self.later, *self.indptr.values(), *self.indices.values())
+        return sum(array.nbytes for array in arrays if array is not None)
 
     def copied(self) -> _Placement:
         """Return the same with index arrays of its own."""
         indptr, indices = ({d: a.copy() for d, a in part.items()} for part in (self.indptr, self.indices))
         return replace(self, indptr=indptr, indices=indices, widths=dict(self.widths))
 
-    def placed(self, values: Array) -> tuple[Array, Array | None]:
-        """Return values in their slots, zeros in others, and which of them were added to an earlier one."""
-        flat = np.zeros(math.prod(self.counts), values.dtype.newbyteorder("="))
-        if self.repeats is None:
-            flat[self.slots] = values
-            return flat.reshape(self.counts), None
-        order, begins, later = self.repeats
-        flat[self.slots[order[begins]]] = np.add.reduceat(values[order], begins).astype(values.dtype)
-        return flat.reshape(self.counts), later
+    def placed(self, values: Array) -> Array:
+        """Return values in their slots, added up in the order of the entries, and zeros in other slots."""
+        dtype, later = values.dtype.newbyteorder("="), self.later
+        if self.firsts is not None:
+            flat = values.take(self.firsts).astype(dtype, copy=False)
+        else:
+            flat = np.zeros(math.prod(self.counts), dtype)
+            flat[self.slots[::-1]] = values[::-1]  # of equal slots, the first entry is written last
+        if later is not None:
+            np.add.at(flat, self.slots[later], values[later].astype(dtype, copy=False))
+        return flat.reshape(self.counts)
 
 
 _placements = shared_cache("placements of entries", 8)
@@ -292,11 +296,9 @@ def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> St
             _placements[key] = placement.copied()  # an index array may be the argument's own
         else:
             _placed_once[key] = True
-    values, repeats = placement.placed(source.values.reshape(-1))
-    lengths = dict(enumerate(fit.shape))
-    return StoredArgument(
-        values, placement.indptr, placement.indices, lengths, placement.widths, source, placement.slots, repeats
-    )
+    values, lengths = placement.placed(source.values.reshape(-1)), dict(enumerate(fit.shape))
+    arrays = placement.indptr, placement.indices, lengths, placement.widths
+    return StoredArgument(values, *arrays, source, placement.slots, placement.later)
 
 
 def _placement_key(source: Source, levels: Sequence[Level], fit: Fit) -> Any:
@@ -334,18 +336,13 @@ def _placed(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> _Pl
     size = math.prod(counts)
     if size <= np.iinfo(np.int32).max:
         slots = slots.astype(np.int32)
-    return _Placement(slots, counts, builder.indptr, builder.indices, builder.widths, _repeats(slots, size))
-
-
-def _repeats(slots: Array, size: int) -> tuple[Array, Array, Array] | None:
-    """Return `_Placement.repeats` of slots; None if all differ."""
-    is_used = np.zeros(size, np.bool_)
-    is_used[slots] = True
-    if np.count_nonzero(is_used) == slots.size:
-        return None
-    order = np.argsort(slots, kind="stable").astype(slots.dtype, copy=False)
-    first = changes([slots[order]])
-    return order, np.flatnonzero(first), order[~first]
+    placement = _Placement(slots, counts, builder.indptr, builder.indices, builder.widths)
+    numbers = np.arange(slots.size, dtype=slots.dtype)
+    firsts = np.full(size, -1, slots.dtype)
+    firsts[slots[::-1]] = numbers[::-1]
+    later = np.flatnonzero(firsts[slots] != numbers)
+    is_full = slots.size - later.size == size
+    return replace(placement, firsts=firsts if is_full else None, later=later if later.size else None)
 
 
 # ------------------------------------------------------------------------------- entries by axes trees
