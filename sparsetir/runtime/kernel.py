@@ -221,7 +221,9 @@ class Kernel(Saved):
         changes = self.suitable(args)
         if type(self.compiled) is not Compiled:
             return None
-        if not defaults.suits_checks(self.usage.pointers, args.arrays, lanes=changes.pop("lanes", 0)):
+        lanes = changes.pop("lanes", 0)
+        changes.pop("staged", 0)
+        if not defaults.suits_checks(self.usage.pointers, args.arrays, lanes=lanes):
             return None
         if get_num_threads() == 1:
             changes["chunks"] = 0  # without a parallel loop, in which there are no checks

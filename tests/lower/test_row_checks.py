@@ -108,6 +108,7 @@ def test_other_loops_than_one_over_each_row_are_left_alone() -> None:
     for program, changes in (
         (ops.spmm(), {}),
         (ops.spmv(), {"lanes": 4}),
+        (ops.spmv(), {"lanes": 8, "staged": 64}),
         (ops.spmv(), {"carry": 1}),
         (ops.spmv(), {"chunks": 2}),
     ):
