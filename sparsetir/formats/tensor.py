@@ -619,7 +619,10 @@ class SparseTensor(Operators):
         if (matrix := self.scipy_matrix) is not None:
             return np.asarray(matrix.toarray(order="C"))
         dense = np.zeros(self.shape, self.dtype)
-        dense[self.coords] = self.values
+        if self._is_canonical:
+            dense[self.coords] = self.values
+        else:
+            np.add.at(dense, self.coords, self.values)
         return dense
 
     def to_scipy(self, format: str | None = None, *, copy: bool = True) -> Any:

@@ -127,7 +127,8 @@ def stable_argsort(key: Array, extent: int) -> Array:
     if key.size < 1 << 12 or extent > 4 * key.size:
         return np.argsort(key, kind="stable").astype(index_dtype(key.size))
     # one row turned into columns: scipy transposes by counting
-    row = sp.csr_array((counting(key.size), key, np.array([0, key.size], key.dtype)), shape=(1, extent))
+    ends = np.array([0, key.size], index_dtype(key.size))
+    row = sp.csr_array((counting(key.size), key.astype(ends.dtype, copy=False), ends), shape=(1, extent))
     return np.asarray(row.tocsc().data)
 
 

@@ -200,7 +200,8 @@ def is_one_fiber(level: Level, indices: Array, length: int, is_sound: Validator)
     """Return whether coordinates without a parent lie in the range, and in the order that a level asks for."""
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         return False
-    ends = np.array([0, indices.size], indices.dtype)
+    dtype = indices.dtype if indices.dtype.itemsize >= 4 else np.int64  # narrower ones cannot count all entries
+    ends = np.array([0, indices.size], dtype)
     return is_sound(level, ends, indices, parent_count=1, length=length, need_sorted=level.sorted or level.unique)
 
 

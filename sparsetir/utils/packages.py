@@ -10,11 +10,13 @@ load its library after torch.
 
 from __future__ import annotations
 
+import _thread
 import hashlib
 import importlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, wraps
@@ -84,12 +86,15 @@ Runner: TypeAlias = Callable[[Execute], Execute]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+INTERRUPTED_LATE = ("sparsetir", "tvm", "tvm_ffi")
+INTERRUPTED_LATE_SECONDS = 0.01
 
 
 def in_one_piece(execute: Callable[P, R]) -> Callable[P, R]:
-    """Return a function for imports that runs without garbage collection, and holds Ctrl-C back until it ends.
+    """Return a function for imports that runs without garbage collection, and holds Ctrl-C back until they end.
 
-    TVM registers its classes as it is imported. What an interrupt left of it could not be imported again.
+    TVM registers its classes as it is imported. What an interrupt left of it could not be imported again. The interrupt
+    comes once no module of TVM and of this package is being imported: an error in the import of one would remove it.
     """
 
     @uncollected
@@ -97,18 +102,34 @@ def in_one_piece(execute: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if threading.current_thread() is not threading.main_thread():
             return execute(*args, **kwargs)  # interrupts go to the main thread
-        before, pressed = signal.getsignal(signal.SIGINT), []
+        before, pressed = signal.getsignal(signal.SIGINT), threading.Event()
         if not callable(before):
             return execute(*args, **kwargs)
-        signal.signal(signal.SIGINT, lambda *event: pressed.append(event))
+
+        def note(*_event: Any) -> None:
+            pressed.set()
+
+        signal.signal(signal.SIGINT, note)
         try:
             return execute(*args, **kwargs)
         finally:
-            signal.signal(signal.SIGINT, before)
-            if pressed:
-                before(*pressed[0])
+            if signal.getsignal(signal.SIGINT) is note:  # a module may have set a handler of its own
+                signal.signal(signal.SIGINT, before)
+            if pressed.is_set():
+                threading.Thread(target=_interrupt_after_imports, daemon=True).start()
 
     return run
+
+
+def _interrupt_after_imports() -> None:
+    """Press Ctrl-C once no module of TVM and of this package is being imported."""
+    while any(
+        getattr(getattr(module, "__spec__", None), "_initializing", False)
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in INTERRUPTED_LATE
+    ):
+        time.sleep(INTERRUPTED_LATE_SECONDS)
+    _thread.interrupt_main()
 
 
 class PostponeTorch:
@@ -131,7 +152,7 @@ class PostponeTorch:
             raise ModuleNotFoundError("TVM does without torch until something else imports it", name=name)
         runners: dict[str, Runner] = {
             "tvm": in_one_piece,
-            "tvm_ffi": self._without_torch,
+            "tvm_ffi": lambda execute: in_one_piece(self._without_torch(execute)),
             "tvm.relax": self._without_torch,
             "torch": self._with_completion,
         }

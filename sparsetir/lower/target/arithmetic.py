@@ -153,10 +153,11 @@ def PropagateNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 #     c[i] = T.Cast("int64", T.Cast("int32", T.Cast("int64", a[i]) * T.Cast("int64", b[i])))
 #
 # LLVM narrows this to one 32-bit product again, without the no-overflow flag. 64-bit integers are computed in 128 bits.
+# Unsigned integers are computed as the signed ones of the same bits: their products fit into twice the bits then.
 # Index arithmetic is unchanged: only expressions that depend on values of arrays are rewritten.
 
 
-WIDER = {"int32": "int64", "int64": "int128"}
+WIDER = {"int32": "int64", "int64": "int128", "uint32": "int64", "uint64": "int128"}
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul)
 BINDINGS = (tirx.Bind, tirx.Let)
 
@@ -176,8 +177,10 @@ def WrapIntegers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
         name, lanes = lane_dtype(inner)
         if name not in WIDER or not values.reach(expr):
             return inner
-        as_wide = f"{WIDER[name]}{lanes}"
-        return tirx.Cast(name + lanes, type(inner)(tirx.Cast(as_wide, inner.a), tirx.Cast(as_wide, inner.b)))
+        as_wide, signed = f"{WIDER[name]}{lanes}", name.removeprefix("u")
+        a, b = (tirx.Cast(as_wide, _as_signed(part, signed, lanes)) for part in (inner.a, inner.b))
+        wrapped = tirx.Cast(signed + lanes, type(inner)(a, b))
+        return wrapped if signed == name else tirx.Cast(name + lanes, wrapped)
 
     def plain(load: Any, _mutator: Any) -> Any:
         return load  # Subscripts are index arithmetic, which is not rewritten.
@@ -196,6 +199,15 @@ def WrapIntegers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 
     changes = [(tirx.BufferStore, store), (tirx.Bind, bind), (tirx.IfThenElse, branch)]
     return with_body(func, structural_mutate(func.body, changes))
+
+
+def _as_signed(expr: ir.Expr, signed: str, lanes: str) -> ir.Expr:
+    """Return an integer, or a vector of them, as the signed one of the same bits."""
+    if isinstance(expr, tirx.Broadcast):
+        return tirx.Broadcast(_as_signed(expr.value, signed, ""), expr.lanes)
+    if isinstance(expr, tirx.IntImm):  # TVM refuses to fold a cast of a constant that is too large
+        return const((int(expr) + 2**31) % 2**32 - 2**31 if signed == "int32" else int(expr), signed)
+    return expr if lane_dtype(expr)[0] == signed else tirx.Cast(signed + lanes, expr)
 
 
 def _arrays(func: tirx.PrimFunc) -> set[Any]:
