@@ -16,7 +16,7 @@ DECLARED = (
     *row.DECLARED,
     *row.CARRY_DECLARED,
     *(choice for sketch in SKETCHES for choice in sketch.DECLARED),
-    *ragged_sum.STAGED_DECLARED,  # what a trained cost model does not know comes last
+    *ragged_sum.STAGED_DECLARED,  # last, as trained cost models know choices by their place
 )
 WIDTH, INDENT = 120, " " * 8  # of the documentation
 

@@ -405,7 +405,7 @@ def lanes_for(rows: int, mean: float, *, is_regular: bool, own_sums: OwnSums | N
     """
     if own_sums is None:
         return _lanes_in_order(mean, is_regular)
-    is_mispredicted = not is_regular and rows >= LEARNT and LANES - 1 <= mean < 4 * LANES
+    is_mispredicted = not is_regular and rows >= LEARNT and STAGED_MEAN[1] < mean < 4 * LANES
     is_near = operand <= NEAR * private_cache()
     return LANES if (is_mispredicted and is_near) or (mean >= GATHERED_LONG and not own_sums.gathers) else 0
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparsetir.schedules.choices import Choices
 
 STAGED_LANES = 8
+MOST_STAGED = 4096
 
 DECLARED = (
     Choice(
@@ -55,8 +56,8 @@ STAGED_DECLARED = (
         "Neighbouring rows whose terms are computed into a buffer before each row is summed in `lanes`, 8 if there are "
         "none; 0 sums each row as it is read.",
         0,
-        "0 or more",
-        lambda rows: rows >= 0,
+        f"from 0 to {MOST_STAGED}",
+        lambda rows: 0 <= rows <= MOST_STAGED,
         (0, 64),
     ),
 )

@@ -619,10 +619,7 @@ class SparseTensor(Operators):
         if (matrix := self.scipy_matrix) is not None:
             return np.asarray(matrix.toarray(order="C"))
         dense = np.zeros(self.shape, self.dtype)
-        if self._is_canonical:
-            dense[self.coords] = self.values
-        else:
-            np.add.at(dense, self.coords, self.values)
+        np.add.at(dense, tuple(self.coords), self.values)
         return dense
 
     def to_scipy(self, format: str | None = None, *, copy: bool = True) -> Any:

@@ -119,9 +119,7 @@ class CallKey(NamedTuple):
         """Return the values with those that are not ready replaced: by others over their memory, or by copies."""
         values = dict(self.values)
         for name in self.unready:
-            value = values[name]
-            is_strided = isinstance(value, ndarray) and not value.flags.c_contiguous
-            values[name] = np.array(value, order="C") if is_strided else _in_reach(value)
+            values[name] = _in_reach(values[name])
         return values
 
 
@@ -149,7 +147,7 @@ def make_call_key(arguments: Values) -> CallKey | None:
             key.append(name)
             dims.append(value)
         else:
-            entry = _look_at_matrix(value, dims)
+            entry = _matrix_key(value, dims)
             if entry is None:
                 return None
             is_ready = entry[0]
@@ -202,7 +200,7 @@ def _compressed_torch(tensor: Any, layout: str) -> Any:
     return matrix
 
 
-def _look_at_matrix(value: Any, dims: list[int]) -> tuple[Any, ...] | None:
+def _matrix_key(value: Any, dims: list[int]) -> tuple[Any, ...] | None:
     """Return whether compiled functions take a compressed matrix as it is, and its properties that decide.
 
     Its dimensions are added to the others. None of other objects.

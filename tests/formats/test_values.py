@@ -76,3 +76,16 @@ def test_transposed_tensors_share_no_memory(name: str) -> None:
     np.testing.assert_array_equal(flipped.to_dense(), dense.T)
     flipped.values[:] = 7
     np.testing.assert_array_equal(tensor.to_dense(), dense)
+
+
+@pytest.mark.parametrize("name", ["csr", "csc", "coo"])
+def test_dense_copies_add_up_what_repeats(name: str) -> None:
+    """Of a tensor that was trusted to have no duplicates."""
+    make = {"csr": sp.csr_array, "csc": sp.csc_array, "coo": None}[name]
+    matrix = (
+        sp.coo_array(([1.0, 2.0], ([0, 0], [1, 1])), shape=(2, 2))
+        if make is None
+        else make(([1.0, 2.0], [1, 1], [0, 2, 2]), shape=(2, 2))
+    )
+    tensor = sparsetir.SparseTensor.from_any(matrix, name, check=False)
+    np.testing.assert_array_equal(tensor.to_dense(), matrix.toarray())

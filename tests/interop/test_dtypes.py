@@ -422,3 +422,33 @@ def test_integers_that_a_call_brings() -> None:
     for name, value in (("s", -1), ("s", 2**64), ("t", 256), ("w", -40000)):
         with pytest.raises(ArgumentError, match=f"{name} = {value} does not fit"):
             kernel(A=x, **{"s": 1, "t": 1, "w": 1, name: value})
+
+
+DIFFERENCE = """
+@T.prim_func
+def difference(a: T.handle, x: T.handle, y: T.handle, m: T.int32):
+    I = T.dense_fixed(m)
+    A = T.match_sparse_buffer(a, (I,), "{narrow}")
+    X = T.match_sparse_buffer(x, (I,), "{narrow}")
+    Y = T.match_sparse_buffer(y, (I,), "{wide}")
+    with T.sp_iter([I], "S", "difference") as [i]:
+        Y[i] = {term}
+"""
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [("uint32", "uint64"), ("uint32", "uint32"), ("uint64", "uint64")])
+@pytest.mark.parametrize(
+    "term", ["({a} - {x}) * ({a} - {x})", "{x} * {x} * {a} - {x}", "{a} - {x} * T.{wide}(4000000000)"]
+)
+def test_unsigned_numbers_wrap_around(narrow: str, wide: str, term: str) -> None:
+    """As numpy's: LLVM may take sums, differences and products of unsigned numbers for ones that never do."""
+    numbers = np.array([0, 1, 3, 2**31, 2**32 - 1] * 8, narrow)
+    a, x = numbers, numbers[::-1].copy()
+    names = {"a": f"T.Cast('{wide}', A[i])", "x": f"T.Cast('{wide}', X[i])", "wide": wide}
+    text = DIFFERENCE.format(narrow=narrow, wide=wide, term=term.format(**names))
+    found = sparsetir.build(sparsetir.parse(text))(A=a, X=x)
+    a, x, number = a.astype(wide), x.astype(wide), np.array(4_000_000_000, wide)
+    want = {"({a}": lambda: (a - x) * (a - x), "{x} ": lambda: x * x * a - x, "{a} ": lambda: a - x * number}[
+        term[:4]
+    ]()
+    np.testing.assert_array_equal(found, want)

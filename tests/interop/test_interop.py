@@ -1205,6 +1205,17 @@ def test_where_coordinates_are_placed_is_kept_from_the_second_time_on(monkeypatc
     assert key not in kept
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16"])
+def test_coordinates_of_few_bits_number_more_entries_than_they_count(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    coords = rng.integers(0, 50, (2, 70_000)).astype(kind)
+    tensor = CooTensor(coords, np.ones(70_000), (50, 50))
+    want = np.zeros((50, 50))
+    np.add.at(want, tuple(coords.astype(int)), 1)
+    np.testing.assert_array_equal(sparsetir.SparseTensor.from_any(tensor).to_dense(), want)
+    np.testing.assert_array_equal(sparsetir.einsum("ij->i", tensor), want.sum(axis=1))
+
+
 @pytest.mark.parametrize("make", [sp.csr_array, sp.csc_array, sp.bsr_array])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "complex64"])
 def test_compressed_matrices_out_of_order_are_placed_by_their_contents(make: Any, dtype: str) -> None:

@@ -123,3 +123,15 @@ def test_loops_validate_where_that_is_quicker(rows: int, mean: int, lanes: int, 
     arrays = {"indptr": np.arange(rows + 1) * mean}
     assert defaults.suits_checks(["indptr"], arrays, lanes=lanes) is wanted
     assert not defaults.suits_checks(["indptr"], {}, lanes=lanes)
+
+
+def test_a_staged_sum_of_few_entries_is_validated_as_it_is_read() -> None:
+    lengths = RNG.integers(0, 7, 4000)
+    columns = np.concatenate([np.sort(RNG.choice(40, n, replace=False)) for n in lengths])
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype("int32")
+    A = sp.csr_array((np.ones(len(columns), "float32"), columns.astype("int32"), indptr), shape=(4000, 40))
+    kernel = sparsetir.build(ops.spmv())
+    args = kernel.prepare({"A": A, "x": np.ones(40, "float32")})
+    assert kernel.suitable(args).get("staged")
+    sparsetir.set_num_threads(1)
+    assert kernel.checked(args) is not None

@@ -22,7 +22,7 @@ from sparsetir.ir import effects
 from sparsetir.ir.rewriting import collect
 from sparsetir.ir.views import decode
 from sparsetir.lower import as_module
-from sparsetir.lower.annotations import SUM
+from sparsetir.lower.annotations import STAGED, SUM, refusals
 from sparsetir.lower.target.scratch import MOST_BYTES, PromoteToStack
 from sparsetir.lower.vector.ragged_sums import SumRagged
 from sparsetir.schedules import Choices, defaults
@@ -146,20 +146,6 @@ def test_staged_rows_of_all_lengths(lanes: int, height: int, chunks: int) -> Non
         np.testing.assert_array_equal(np.isnan(result), np.isnan(matrix @ np.ones(80, np.float32)))
 
 
-@pytest.mark.parametrize(
-    ("program", "is_staged"),
-    [
-        (sparsetir.ops.spmv(), True),
-        (sparsetir.ops.spmv("float64", idtype="int64"), True),
-        (sparsetir.ops.spmm(), False),
-        (sparsetir.ops.sddmm(), False),
-    ],
-)
-def test_only_sums_of_terms_of_their_own_row_are_staged(program: Any, is_staged: bool) -> None:
-    text = sparsetir.build(program, schedule=Choices(lanes=4, staged=16, chunks=0)).script(3)
-    assert ("terms[" in text) is is_staged
-
-
 SUMS = """
 @T.prim_func
 def sums(
@@ -180,7 +166,7 @@ WIDE = "T.Cast('float32', A[i, j]) * T.Cast('float32', X[j])"
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("lanes", [2, 4, 16])
+@pytest.mark.parametrize(("lanes", "staged"), [(2, 0), (4, 0), (16, 0), (8, 16), (0, 64)])
 @pytest.mark.parametrize(
     ("dtype", "other", "term", "value"),
     [
@@ -194,9 +180,10 @@ WIDE = "T.Cast('float32', A[i, j]) * T.Cast('float32', X[j])"
         ("float32", "float32", "T.max(A[i, j], X[j]) * T.Cast('float32', j)", lambda a, x, i, j: np.maximum(a, x) * j),
     ],
 )
-def test_sums_of_other_numbers(dtype: str, other: str, term: str, value: Any, lanes: int) -> None:
+def test_sums_of_other_numbers(dtype: str, other: str, term: str, value: Any, lanes: int, staged: int) -> None:
     text = SUMS.format(dtype=dtype, other=other, term=term)
-    built = sparsetir.build(tvm.script.from_source(text, {"T": T}), schedule=Choices(lanes=lanes, chunks=2))
+    choices = Choices(lanes=lanes, staged=staged, chunks=2)
+    built = sparsetir.build(tvm.script.from_source(text, {"T": T}), schedule=choices)
     rng = np.random.default_rng(1)
     matrix = of_lengths(rng.integers(0, 40, 60))
     made = [rng.integers(0, 4, size).astype(kind) for size, kind in ((matrix.nnz, dtype), (80, other))]
@@ -205,6 +192,25 @@ def test_sums_of_other_numbers(dtype: str, other: str, term: str, value: Any, la
     m, n = matrix.shape
     found = built(A=made[0], X=made[1], indptr=matrix.indptr, indices=matrix.indices, m=m, n=n, nnz=matrix.nnz)
     np.testing.assert_allclose(found, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("term", "is_staged"),
+    [
+        ("A[i, j] * X[j]", True),
+        ("T.max(A[i, j], X[j])", True),
+        ("A[i, j] * X[j] * T.Cast('float32', i)", False),
+        ("A[i, j] * (X[j] + T.Cast('float32', i))", False),
+        ("T.exp(A[i, j] * X[j])", False),
+        ("T.if_then_else(A[i, j] > 1, X[j], 0)", False),
+    ],
+)
+def test_only_terms_of_entries_alone_are_staged(term: str, is_staged: bool) -> None:
+    text = SUMS.format(dtype="float32", other="float32", term=term)
+    with refusals() as refused:
+        built = sparsetir.build(tvm.script.from_source(text, {"T": T}), schedule=Choices(staged=16, chunks=0))
+        assert ("terms[" in built.script(3)) is is_staged
+    assert any(refusal.mark == STAGED for refusal in refused) is not is_staged
 
 
 @pytest.mark.parametrize("lanes", [4, 8])

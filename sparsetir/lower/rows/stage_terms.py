@@ -25,10 +25,11 @@ after::
         else:
             ...  # as before, for these rows
 
-The exit of a loop over a short row is mispredicted, and the loads behind it wait. The terms of a block know no rows, so
-that the loads of the gathered operand go on, and rows of up to eight terms all execute the same instructions on a
-buffer in the nearest cache. This is the CSR-Stream part of Greathouse and Daga, "Efficient sparse matrix-vector
-multiplication on GPUs using the CSR storage format" (SC 2014), with a cache in place of the local memory of a GPU.
+The exit of a loop over a short row is mispredicted, and the loads behind it wait. The loop over the terms of a block
+has no row boundaries, so that the loads of the gathered operand go on, and rows of up to eight terms all execute the
+same instructions on a buffer in the nearest cache. This is the CSR-Stream part of Greathouse and Daga, "Efficient
+sparse matrix-vector multiplication on GPUs using the CSR storage format" (SC 2014), with a cache in place of the local
+memory of a GPU.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ from sparsetir.lower.annotations import INDPTR, STAGED, SUM, names_in, refused
 from sparsetir.lower.loops import SERIAL, serial, vectorized, with_, with_body, without
 from sparsetir.lower.vector.vectorize import DotSum, match, reduced
 
-MEAN = 16  # terms of a row that the buffer has room for, on average
-VECTOR = 8  # terms computed at a time
+MEAN_TERMS_PER_ROW = 16  # that the buffer has room for
+TERMS_PER_VECTOR = 8
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class _ShortRows:
     position: Var
 
     @classmethod
-    def of(cls, loop: tirx.For, pointers: set[str]) -> _ShortRows | None:
+    def from_loop(cls, loop: tirx.For, pointers: set[str]) -> _ShortRows | None:
         """Match a loop over rows; None where terms depend on more than the positions of their entries."""
         parts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
         if len(parts) != 2 or loop.kind != SERIAL or loop.annotations or not isinstance(parts[1], tirx.For):
@@ -91,7 +92,7 @@ class _ShortRows:
             return None
         begin, row = ends
         position = Var("position", begin.ty)
-        term = _simplified(substitute(dot.term, {inner.loop_var: position - begin}))
+        term = _simplify(substitute(dot.term, {inner.loop_var: position - begin}))
         if not moves_by_one(row, loop.loop_var) or mentions(term, [loop.loop_var, inner.loop_var]):
             return None
         return cls(loop, dot, begin.source, row, term, position)
@@ -105,13 +106,13 @@ class _ShortRows:
         return tirx.BufferLoad(self.pointers, [substitute(self.row, {self.loop.loop_var: at})])
 
 
-def _simplified(expr: ir.Expr) -> ir.Expr:
+def _simplify(expr: ir.Expr) -> ir.Expr:
     """Return an expression in which equal positions cancel out, in subscripts, too."""
     simplify = sym.Analyzer().simplify
-    return structural_mutate(expr, [(ir.TensorLoad, lambda x, m: _with_indices(m.default_mutate(x), simplify))])
+    return structural_mutate(expr, [(ir.TensorLoad, lambda x, m: _simplify_subscripts(m.default_mutate(x), simplify))])
 
 
-def _with_indices(load: ir.TensorLoad, simplify: Any) -> ir.TensorLoad:
+def _simplify_subscripts(load: ir.TensorLoad, simplify: Any) -> ir.TensorLoad:
     return tirx.BufferLoad(load.source, [simplify(index) for index in load.indices])
 
 
@@ -134,8 +135,9 @@ class _StagedSums:
         self.rows, self.dot = rows, rows.dot
         self.lanes, self.kind = rows.dot.lanes, str(rows.dot.store.buffer.ty.dtype)
         self.height = int(rows.dot.loop.annotations[STAGED])
-        self.size = self.height * MEAN
-        self.terms = tirx.decl_buffer([self.size + max(self.lanes, VECTOR)], self.kind, name="terms", layout=None)
+        self.size = self.height * MEAN_TERMS_PER_ROW
+        room = self.size + max(self.lanes, TERMS_PER_VECTOR)
+        self.terms = tirx.decl_buffer([room], self.kind, name="terms", layout=None)
 
     def emit(self) -> tirx.Stmt:
         """Return the loop over blocks."""
@@ -147,45 +149,45 @@ class _StagedSums:
         fits = end - begin <= const(self.size, str(begin.ty.dtype))
         staged = seq(*self.fill(begin, end), self.sums(first, count, begin))
         inner = with_(self.dot.loop, notes=without(self.dot.loop, STAGED))
-        again = Var(loop.loop_var.name, loop.loop_var.ty)
-        body = substitute(seq(loop.body.seq[0], inner), {loop.loop_var: first + again})
-        others = renewed(serial(again, count, body))
+        row = Var(loop.loop_var.name, loop.loop_var.ty)
+        body = substitute(seq(loop.body.seq[0], inner), {loop.loop_var: first + row})
+        unstaged = renewed(serial(row, count, body))
         blocks = tirx.floordiv(loop.extent + number(self.height - 1), number(self.height))
-        return seq(*alloc(self.terms), serial(block, blocks, tirx.IfThenElse(fits, staged, others)))
+        return seq(*alloc(self.terms), serial(block, blocks, tirx.IfThenElse(fits, staged, unstaged)))
 
     def fill(self, begin: ir.Expr, end: ir.Expr) -> list[tirx.Stmt]:
         """Return the loops that compute the terms of a block: whole vectors, then one by one."""
         dtype = begin.ty
-        step, lane, rest = (Var(name, dtype) for name in ("step", "lane", "rest"))
-        width = const(VECTOR, str(dtype.dtype))
+        step, lane, tail = (Var(name, dtype) for name in ("step", "lane", "tail"))
+        width = const(TERMS_PER_VECTOR, str(dtype.dtype))
         whole = tirx.truncdiv(end - begin, width)
 
         def store(at: ir.Expr) -> tirx.Stmt:
             return tirx.BufferStore(self.terms, substitute(self.rows.term, {self.rows.position: begin + at}), [at])
 
-        vectors = serial(step, whole, vectorized(lane, VECTOR, store(step * width + lane)))
-        left = serial(rest, end - begin - whole * width, store(whole * width + rest))
+        vectors = serial(step, whole, vectorized(lane, TERMS_PER_VECTOR, store(step * width + lane)))
+        left = serial(tail, end - begin - whole * width, store(whole * width + tail))
         return [renewed(vectors), renewed(left)]
 
     def sums(self, first: ir.Expr, count: ir.Expr, begin: ir.Expr) -> tirx.Stmt:
         """Return the loop that sums the rows of a block."""
         loop = self.rows.loop
-        row, lane, step = Var(f"{loop.loop_var.name}_1", loop.loop_var.ty), Var("lane", begin.ty), Var("more", begin.ty)
+        row, lane, step = Var(f"{loop.loop_var.name}_1", loop.loop_var.ty), Var("lane", begin.ty), Var("step", begin.ty)
         at, dtype = first + row, str(begin.ty.dtype)
         place, length = (
             self.rows.pointer(at) - begin,
             self.rows.pointer(at + self.rows.number(1)) - self.rows.pointer(at),
         )
-        acc, held, total = (
+        acc, loaded, total = (
             tirx.decl_buffer([n], self.kind, name=name, scope="local", layout=None)
-            for name, n in (("acc", self.lanes), ("held", self.lanes), ("total", 1))
+            for name, n in (("acc", self.lanes), ("loaded", self.lanes), ("total", 1))
         )
 
         def part(done: ir.Expr, start: ir.Expr) -> list[tirx.Stmt]:
-            """Add so many terms; they are loaded by a statement of their own, as TVM would simplify it by the mask."""
+            """Add a vector of terms, loaded by a statement of its own: TVM would simplify a load in the choice."""
             value = tirx.BufferLoad(self.terms, [place + done + lane])
-            chosen = tirx.Select(done + lane < length, tirx.BufferLoad(held, [lane]), const(0, self.kind))
-            stores = tirx.BufferStore(held, value, [lane]), tirx.BufferStore(acc, start + chosen, [lane])
+            chosen = tirx.Select(done + lane < length, tirx.BufferLoad(loaded, [lane]), const(0, self.kind))
+            stores = tirx.BufferStore(loaded, value, [lane]), tirx.BufferStore(acc, start + chosen, [lane])
             return [renewed(vectorized(lane, self.lanes, store)) for store in stores]
 
         width = const(self.lanes, dtype)
@@ -197,7 +199,7 @@ class _StagedSums:
         indices = [substitute(index, of_row) for index in self.dot.store.indices]
         stored = tirx.BufferStore(self.dot.store.buffer, value, indices)
         begun = part(const(0, dtype), const(0, self.kind))
-        return renewed(serial(row, count, seq(*alloc(acc, held, total), *begun, more, joined, stored)))
+        return renewed(serial(row, count, seq(*alloc(acc, loaded, total), *begun, more, joined, stored)))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.StageTerms")
@@ -206,12 +208,13 @@ def StageTerms(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFu
     pointers = names_in(func, INDPTR)
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        rows = _ShortRows.of(node, pointers)
+        rows = _ShortRows.from_loop(node, pointers)
         if rows is not None:
             return _StagedSums(rows).emit()
-        return refused(mutator.default_mutate(node), STAGED, "its terms are not those of the entries of a row")
+        why = "it is no plain sum, begun just before, of terms that depend on their entries only"
+        return refused(mutator.default_mutate(node), STAGED, why)
 
     return with_body(func, structural_mutate(func.body, [(tirx.For, on_for)]))
 
 
-__all__ = ["MEAN", "StageTerms"]
+__all__ = ["MEAN_TERMS_PER_ROW", "StageTerms"]
