@@ -87,7 +87,7 @@ Runner: TypeAlias = Callable[[Execute], Execute]
 P = ParamSpec("P")
 R = TypeVar("R")
 INTERRUPTED_LATE = ("sparsetir", "tvm", "tvm_ffi")
-INTERRUPTED_LATE_SECONDS = 0.01
+INTERRUPTED_LATE_SECONDS = 0.05
 
 
 def in_one_piece(execute: Callable[P, R]) -> Callable[P, R]:
@@ -123,12 +123,14 @@ def in_one_piece(execute: Callable[P, R]) -> Callable[P, R]:
 
 def _interrupt_after_imports() -> None:
     """Press Ctrl-C once no module of TVM and of this package is being imported."""
-    while any(
-        getattr(getattr(module, "__spec__", None), "_initializing", False)
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] in INTERRUPTED_LATE
-    ):
-        time.sleep(INTERRUPTED_LATE_SECONDS)
+    is_importing = True
+    while is_importing:
+        time.sleep(INTERRUPTED_LATE_SECONDS)  # also after the last one: callbacks of importlib lose exceptions
+        is_importing = any(
+            getattr(getattr(module, "__spec__", None), "_initializing", False)
+            for name, module in list(sys.modules.items())
+            if name.partition(".")[0] in INTERRUPTED_LATE
+        )
     _thread.interrupt_main()
 
 

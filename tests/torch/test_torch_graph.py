@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
+from sparsetir.ir.sizes import LARGEST_INT32
 from sparsetir.runtime import signature
 
 torch = pytest.importorskip("torch")
@@ -1105,7 +1106,7 @@ def test_edges_are_put_in_order_as_by_lexsort(
     expected = np.lexsort((columns, rows))
     pointers, rows_in_order = structure._pointers, []
     few = lambda rows, m, dtype: rows_in_order.append(rows) or pointers(rows[:0], min(m, 9), dtype)  # noqa: E731
-    dtype = np.dtype(np.int32 if max(shape) <= structure.WIDE else np.int64)
+    dtype = np.dtype(np.int32 if max(shape) <= LARGEST_INT32 else np.int64)
     if shape[0] < 1 << 20:
         indptr = pointers(np.sort(rows), shape[0], dtype)
         assert indptr.dtype == dtype

@@ -205,9 +205,9 @@ def _as_signed(expr: ir.Expr, signed: str, lanes: str) -> ir.Expr:
     """Return an integer, or a vector of them, as the signed one of the same bits."""
     if isinstance(expr, tirx.Broadcast):
         return tirx.Broadcast(_as_signed(expr.value, signed, ""), expr.lanes)
-    if isinstance(expr, tirx.IntImm):  # TVM refuses to fold a cast of a constant that is too large
+    if isinstance(expr, tirx.IntImm):
         return const((int(expr) + 2**31) % 2**32 - 2**31 if signed == "int32" else int(expr), signed)
-    return expr if lane_dtype(expr)[0] == signed else tirx.Cast(signed + lanes, expr)
+    return expr if lane_dtype(expr)[0] == signed else tirx.reinterpret(signed + lanes, expr)
 
 
 def _arrays(func: tirx.PrimFunc) -> set[Any]:
