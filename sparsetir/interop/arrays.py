@@ -135,13 +135,26 @@ def coordinates_of(coords: Sequence[Array], values: Array, shape: Sequence[int])
     return container
 
 
+MOST_PER_ENTRY = 8  # elements of a matrix by diagonals for each entry
+
+
+def _diagonals(value: Any) -> int:
+    """Return on how many diagonals the entries of a matrix lie."""
+    listed = value.tocoo(copy=False)
+    numbers = listed.col.astype(np.int64) - listed.row + value.shape[0]
+    return int(np.count_nonzero(np.bincount(numbers, minlength=1)))
+
+
 def in_format(value: Any, format: str, block: tuple[int, int] | None = None) -> Any:
     """Convert a scipy object with distinct coordinates to another of scipy's formats.
 
-    Lists of lists and dictionaries hold no floats of 16 bits: those come in rows.
+    Lists of lists and dictionaries hold no floats of 16 bits: those come in rows. So do entries on so many diagonals
+    that a matrix by diagonals would be `MOST_PER_ENTRY` times as large.
     """
     if is_half(value):
         return value if format in ("lil", "dok") else _by_words(value, lambda words: in_format(words, format, block))
+    if format == "dia" and _diagonals(value) * value.shape[1] > MOST_PER_ENTRY * (value.nnz + value.shape[1]):
+        return value.tocsr()
     converted = value.asformat(format) if block is None else value.tobsr(blocksize=block)
     if block is not None:
         converted.sort_indices()  # scipy stores blocks in the order of their first entries

@@ -764,3 +764,16 @@ def test_values_of_the_other_byte_order_are_numbers_too(formats: tuple[str, str]
             result = function(A, B)
             assert result.dtype == np.float64
             np.testing.assert_allclose(result.toarray(), expected)
+
+
+@pytest.mark.parametrize("function", ["add", "matmul", "multiply"])
+def test_results_on_many_diagonals_come_in_rows(function: str) -> None:
+    """A matrix by diagonals would hold a dense one; of few diagonals it stays one."""
+    rng = np.random.default_rng(0)
+    band = sp.diags_array([np.ones(300)] * 3, offsets=[-1, 0, 1], shape=(300, 300))
+    other = sp.random_array((300, 300), density=0.01, format="csr", rng=rng)
+    exact = {"add": lambda a, b: a + b, "matmul": lambda a, b: a @ b, "multiply": lambda a, b: a * b}[function]
+    for second in (band, other):
+        result = getattr(sparsetir, function)(band, second)
+        assert result.format == ("dia" if second is band or function == "multiply" else "csr")
+        np.testing.assert_allclose(result.toarray(), exact(band.toarray(), second.toarray()))

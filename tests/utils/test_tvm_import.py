@@ -50,8 +50,9 @@ def test_torch_is_imported_by_its_users_only(code: str) -> None:
 
 
 INTERRUPTED = """
-import sys, threading, time
+import signal, sys, threading, time
 import _thread
+signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background ignore it
 import numpy as np, scipy.sparse as sp, sparsetir
 A = sp.csr_array(np.eye(4, dtype="float32"))
 def press():
