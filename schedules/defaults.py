@@ -151,7 +151,7 @@ LONG = 32  # mean entries of a row from which on twice the lanes pay where lengt
 LEARNT = 2000  # rows whose lengths the processor learns when a kernel is called again and again
 NEAR = 0.5  # share of the private cache up to which the operand of sums in lanes is near
 STAGED_ROWS = 64
-STAGED_MEAN = (1, 10)  # mean entries of rows of varying lengths whose terms are staged
+STAGED_MEAN = 10  # mean entries of rows of varying lengths up to which terms are staged
 STAGED_LANES = (8, 16)  # of which the first are taken where most rows have no more entries
 GATHERED_LONG = 64  # mean entries of a row from which on lanes pay where LLVM gathers numbers one by one
 
@@ -389,7 +389,7 @@ def suitable_sums(usage: Usage, arrays: Arrays, own_sums: OwnSums | None = None)
             continue
         rows = len(indptr) - 1
         mean, is_regular = int(indptr[-1]) / rows, share_of_changes(some_lengths(indptr)) <= VARYING
-        if own_sums is not None and not is_regular and rows >= LEARNT and STAGED_MEAN[0] <= mean <= STAGED_MEAN[1]:
+        if own_sums is not None and not is_regular and rows >= LEARNT and mean <= STAGED_MEAN:
             fits = mean + mean**0.5 <= STAGED_LANES[0]  # most rows, if lengths are distributed as those of chance
             return {"lanes": STAGED_LANES[0] if fits else STAGED_LANES[1], "staged": STAGED_ROWS}
         operand = max((operand.nbytes for _, operand, _ in known(usage.gathers, arrays)), default=0)
@@ -405,7 +405,7 @@ def lanes_for(rows: int, mean: float, *, is_regular: bool, own_sums: OwnSums | N
     """
     if own_sums is None:
         return _lanes_in_order(mean, is_regular)
-    is_mispredicted = not is_regular and rows >= LEARNT and STAGED_MEAN[1] < mean < 4 * LANES
+    is_mispredicted = not is_regular and rows >= LEARNT and STAGED_MEAN < mean < 4 * LANES
     is_near = operand <= NEAR * private_cache()
     return LANES if (is_mispredicted and is_near) or (mean >= GATHERED_LONG and not own_sums.gathers) else 0
 

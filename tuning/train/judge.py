@@ -125,7 +125,7 @@ def _lanes(case: Recording, untuned: np.ndarray) -> int | None:
     rows, mean = (2.0 ** facts[name] - 1 for name in ("rows", "row_mean"))
     own_sums = OwnSums(not case.mcpu.startswith("znver"))  # AMD's vector gathers are avoided
     is_regular = facts["row_cv"] * mean < 0.5
-    if not is_regular and rows >= defaults.LEARNT and defaults.STAGED_MEAN[0] <= mean <= defaults.STAGED_MEAN[1]:
+    if not is_regular and rows >= defaults.LEARNT and mean <= defaults.STAGED_MEAN:
         return defaults.LANES  # today's terms are staged, which no point did
     return defaults.lanes_for(int(rows), mean, is_regular=is_regular, own_sums=own_sums)
 
