@@ -390,7 +390,7 @@ def suitable_sums(usage: Usage, arrays: Arrays, own_sums: OwnSums | None = None)
         rows = len(indptr) - 1
         mean, is_regular = int(indptr[-1]) / rows, share_of_changes(some_lengths(indptr)) <= VARYING
         if own_sums is not None and not is_regular and rows >= LEARNT and mean <= STAGED_MEAN:
-            fits = mean + mean**0.5 <= STAGED_LANES[0]  # most rows, if lengths are distributed as those of chance
+            fits = mean + mean**0.5 <= STAGED_LANES[0]  # most rows, if their lengths are Poisson distributed
             return {"lanes": STAGED_LANES[0] if fits else STAGED_LANES[1], "staged": STAGED_ROWS}
         operand = max((operand.nbytes for _, operand, _ in known(usage.gathers, arrays)), default=0)
         lanes = lanes_for(rows, mean, is_regular=is_regular, own_sums=own_sums, operand=operand)

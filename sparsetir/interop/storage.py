@@ -271,15 +271,16 @@ class _Placement:
             flat = values.take(self.firsts).astype(dtype, copy=False)
         else:
             flat = np.zeros(math.prod(self.counts), dtype)
-            flat[self.slots[::-1]] = values[::-1]  # of equal slots, the first entry is written last
+            step = 1 if later is None else -1  # of equal slots, the first entry is written last
+            flat[self.slots[::step]] = values[::step]
         if later is not None:
             np.add.at(flat, self.slots[later], values[later].astype(dtype, copy=False))
         return flat.reshape(self.counts)
 
 
-_placements = shared_cache("placements of entries", 8)
+_placements = shared_cache("placements of entries", 4)
 _placed_once = shared_cache("keys of entries that were placed once", 64)
-MOST_PLACED = 1 << 25  # bytes of a placement that is kept
+MOST_PLACED = 1 << 27  # bytes of a placement that is kept
 SLOT_BYTES = 4  # of each entry of a placement, at least
 
 

@@ -399,6 +399,12 @@ def test_files_with_nothing_to_time(
     assert "Traceback" not in shown.err
 
 
+def test_formats_time_no_complex_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sp.save_npz(tmp_path / "A.npz", sp.csr_array(np.eye(4) * 1j))
+    assert main(["formats", str(tmp_path / "A.npz"), "--feat", "4"]) == 2
+    assert "holds complex numbers" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_formats_are_listed_once_the_fastest_first(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["formats", str(small), "--feat", "8", "--most", "1"]) == 0

@@ -629,3 +629,9 @@ def test_kernels_over_other_formats(format: Any, tmp_path: Path) -> None:
             arguments[name] = int(given.get(name, sizes.get(name, 0)))
     assert exported.call(arguments) == ""
     np.testing.assert_allclose(C, A @ B, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["", "."])
+def test_a_library_without_a_name_is_refused(path: str) -> None:
+    with pytest.raises(ArgumentError, match=r"expected a name ending in \.so"):
+        sparsetir.build(sparsetir.ops.spmv()).export(path)

@@ -86,3 +86,8 @@ def test_slots_are_as_many_as_the_fullest_range_of_a_row_has() -> None:
 def test_other_sizes_are_refused(call: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         call()
+
+
+def test_a_matrix_without_rows_has_ranges_too() -> None:
+    values, places = ops.pack_ranges(np.zeros((0, 8), "float32"), 4)
+    assert values.shape == places.shape == (2, 0, 1)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import sparsetir
 from each import examples
-from sparsetir.errors import TuningError
+from sparsetir.errors import ArgumentTypeError, TuningError
 from sparsetir.formats.encoding import parse_format
 from sparsetir.schedules import Choices
 from sparsetir.transform.schedule import Trace
@@ -258,3 +258,16 @@ def _is_there(process: int) -> bool:
     except (ProcessLookupError, FileNotFoundError):
         return False
     return state != "Z"
+
+
+@pytest.mark.parametrize("database", [5, b"x"])
+def test_a_database_is_named_by_a_path(database: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="database: expected the path of a file of records"):
+        sparsetir.build(sparsetir.ops.spmm(), database=database)
+    with pytest.raises(ArgumentTypeError, match="database: expected the path of a file of records"):
+        sparsetir.autotune(configs=[Choices()], database=database)(sparsetir.ops.spmm())
+
+
+def test_the_key_of_configurations_is_a_list() -> None:
+    with pytest.raises(ArgumentTypeError, match="key: expected a list of names of sizes, got 'nnz'"):
+        sparsetir.autotune(configs=[Choices()], key="nnz")
