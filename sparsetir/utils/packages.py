@@ -125,7 +125,7 @@ def _interrupt_after_imports() -> None:
     """Press Ctrl-C once no module of TVM and of this package is being imported."""
     is_importing = True
     while is_importing:
-        time.sleep(INTERRUPTED_LATE_SECONDS)  # also after the last one: callbacks of importlib lose exceptions
+        time.sleep(INTERRUPTED_LATE_SECONDS)  # also after the last one: importlib is not done with it yet
         is_importing = any(
             getattr(getattr(module, "__spec__", None), "_initializing", False)
             for name, module in list(sys.modules.items())

@@ -80,7 +80,7 @@ def test_transposed_tensors_share_no_memory(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["csr", "csc", "coo"])
 def test_dense_copies_add_up_what_repeats(name: str) -> None:
-    """Of a tensor that was trusted to have no duplicates."""
+    """The tensor has duplicates, and was trusted to have none."""
     make = {"csr": sp.csr_array, "csc": sp.csc_array, "coo": None}[name]
     matrix = (
         sp.coo_array(([1.0, 2.0], ([0, 0], [1, 1])), shape=(2, 2))

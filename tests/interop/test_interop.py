@@ -1219,7 +1219,7 @@ def test_coordinates_of_few_bits_number_more_entries_than_they_count(kind: str) 
 @pytest.mark.parametrize("make", [sp.csr_array, sp.csc_array, sp.bsr_array])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "complex64"])
 def test_compressed_matrices_out_of_order_are_placed_by_their_contents(make: Any, dtype: str) -> None:
-    """Of all calls on one matrix, whose values and index arrays change in place between them."""
+    """Values and index arrays of one matrix change in place between calls."""
     rng = np.random.default_rng(0)
     csr = [Level("I", "dense_fixed"), Level("J", "sparse_variable", 0)]
     begin, block = np.array([0, 3, 3, 7]), (2, 2) if make is sp.bsr_array else ()
