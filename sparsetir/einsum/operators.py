@@ -22,13 +22,14 @@ import scipy.sparse as sp
 from sparsetir.einsum.expression import classify, doors, einsum, product_door
 from sparsetir.einsum.steps import array_dtype, cast, transposed
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
-from sparsetir.formats.canonical import has_hypersparse
-from sparsetir.formats.tensor import SparseTensor
+from sparsetir.formats.canonical import add_duplicates, distinct_rows, has_hypersparse
+from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import (
     CooTensor,
     array_of_numbers,
     check_detached,
     check_numbers,
+    check_parts,
     compressed_of,
     holds_numbers,
     is_sparse,
@@ -36,6 +37,7 @@ from sparsetir.interop import (
     open_source,
     to_torch,
 )
+from sparsetir.runtime.validation import is_sound
 from sparsetir.sparse_output import products
 from sparsetir.utils.arguments import as_dtype, common_dtype, dtype_name, is_integer
 
@@ -90,9 +92,9 @@ def _parts(value: Any, dtype: str) -> ComplexParts:
         )
     if sp.issparse(value):
         open_source(value, "an operand").check("an operand")  # scipy copies what does not fit, or raises its own errors
-        value = value.tocsr()
         if value.dtype.kind != "c":
-            return ComplexParts(value.astype(dtype), None)
+            return ComplexParts(add_duplicates(value).tocsr().astype(dtype), None)
+        value = value.tocsr()
         arrays = value.indptr, value.indices
         parts = (np.array(part, dtype) for part in (value.data.real, value.data.imag))
         return ComplexParts(*(compressed_of(type(value), *arrays, part, value.shape) for part in parts))
@@ -179,6 +181,38 @@ def complex_sum(operation: Callable[..., Any], A: Any, B: Any, *args: Any, **opt
     return _joined(real, operation(*imags, *args, **options), A if sp.issparse(A) else B)
 
 
+MAX_SCIPY_COLUMNS = 8  # of a dense operand: with more, kernels gain more than a conversion takes
+SCIPY_DTYPES = "fdFD"
+
+
+def product_by_scipy(A: Any, B: Any) -> np.ndarray | None:
+    """Return the product of few columns and a complex matrix, or one by diagonals, by scipy; None for others.
+
+    scipy makes one pass over the matrix. Kernels would make four over real parts, or convert diagonals in each call.
+    """
+    is_left = not isinstance(A, np.ndarray)
+    value, dense = (A, B) if is_left else (B, A)
+    if isinstance(value, SparseTensor):
+        value = value.scipy_matrix
+    if type(dense) is not np.ndarray or not sp.issparse(value) or value.ndim != 2 or dense.ndim not in (1, 2):
+        return None
+    dtypes = value.dtype.char, dense.dtype.char
+    is_diagonal = value.format == "dia"
+    if not (is_diagonal or "F" in dtypes or "D" in dtypes) or any(char not in SCIPY_DTYPES for char in dtypes):
+        return None
+    inner = value.shape[1] if is_left else value.shape[0]
+    if dense.shape[0 if is_left else -1] != inner or dense.size > MAX_SCIPY_COLUMNS * inner:
+        return None
+    if not (value.dtype.isnative and dense.dtype.isnative) or max(value.shape) >= MIN_HYPERSPARSE:
+        return None
+    name = "A" if is_left else "B"
+    if is_diagonal:
+        check_parts(value, name)
+    else:
+        value = distinct_rows(value, name, is_sound)
+    return np.ascontiguousarray(value @ dense if is_left else dense @ value)
+
+
 # ------------------------------------------------------------------------------------------- operators
 
 
@@ -257,7 +291,8 @@ def matmul(left: Any, right: Any, precision: str | None = None) -> Any:
         if type(left) is type(right) is SparseTensor and left.format.name == right.format.name == "csr":
             _check_product(left, right)
             return SparseTensor.from_any(products.matmul(left.compressed, right.compressed), check=False)
-        return _matmul(left, right)
+        product = product_by_scipy(left, right)
+        return _matmul(left, right) if product is None else product
     except ArgumentTypeError:
         if not has_complex(left, right):
             raise
@@ -879,6 +914,7 @@ __all__ = [
     "over_dense",
     "over_number",
     "power",
+    "product_by_scipy",
     "sliced",
     "stretched",
     "subtract",

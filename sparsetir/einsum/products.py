@@ -18,13 +18,15 @@ import scipy.sparse as sp
 from sparsetir.build import build
 from sparsetir.einsum import operators
 from sparsetir.einsum.expression import is_outside, matmul_outside, product_door
-from sparsetir.einsum.operators import by_parts, complex_product, complex_sum, has_complex
+from sparsetir.einsum.operators import by_parts, complex_product, complex_sum, has_complex, product_by_scipy
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.formats.tensor import SparseTensor
+from sparsetir.formats.canonical import distinct_rows
+from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import HALVES, array_of_numbers, as_numpy, check_detached, is_sparse, is_torch, to_torch
 from sparsetir.interop import to_torch as as_torch
 from sparsetir.ops.dense_output import EIGHT_BITS, quantized_spmm
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.validation import is_sound
 from sparsetir.script.printer import parse
 from sparsetir.sparse_output import products
 from sparsetir.sparse_output.fast_paths import ROWS
@@ -318,7 +320,7 @@ def matmul(
         if isinstance(B, Postings):
             return _of_postings(A, B, mask, top, threshold)
         if mask is top is threshold is None and complement is False:
-            product = product_door(A, B)
+            product = _product_with_dense(A, B)
             if product is not None:
                 return product
         return _matmul(A, B, mask, as_flag(complement, "complement"), top, threshold)
@@ -326,6 +328,21 @@ def matmul(
         if not has_complex(A, B):
             raise
     return complex_product(matmul, A, B, mask=mask, complement=complement, top=top, threshold=threshold)
+
+
+def _product_with_dense(A: Any, B: Any) -> Any:
+    """Return the product of a sparse operand and a dense one; None where `_matmul` must look at them."""
+    product = product_door(A, B)
+    if product is None:
+        product = product_by_scipy(A, B)
+    if product is not None:
+        return product
+    for at, (value, dense) in enumerate(((A, B), (B, A))):
+        is_list = type(dense) is np.ndarray and sp.issparse(value) and value.format == "coo" and value.ndim == 2
+        if is_list and max(value.shape) < MIN_HYPERSPARSE:
+            rows = distinct_rows(value, "AB"[at], is_sound)
+            return operators.matmul(*((dense, rows) if at else (rows, dense)))
+    return None
 
 
 def _in_parts(A: Any, B: Any, precision: str, *, has_options: bool) -> Any:

@@ -21,19 +21,26 @@ from sparsetir.formats.origin import open_origin
 from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor, is_hypersparse
 from sparsetir.interop import (
     CooTensor,
+    Level,
+    Validator,
     check_parts,
     check_sound,
     coordinates_of,
     in_format,
     is_half,
+    is_sound,
     is_sparse,
     is_torch,
     open_source,
     recast,
+    sorted_rows,
+    store,
     to_torch,
 )
+from sparsetir.interop.sources import CompressedSource
 from sparsetir.utils.memory import check_memory
 
+MAX_INT32 = 2**31 - 1
 MATRICES = {"csr": sp.csr_matrix, "csc": sp.csc_matrix, "coo": sp.coo_matrix, "bsr": sp.bsr_matrix}
 
 
@@ -64,6 +71,43 @@ def compressed_rows(value: Any, name: str = "a matrix") -> Any:
     if not value.dtype.isnative:  # of which scipy converts some formats only
         value = recast(value, value.dtype.newbyteorder("="))
     return value.tocsr()
+
+
+def distinct_rows(value: Any, name: str, is_sound: Validator = is_sound) -> Any:
+    """Return a matrix of scipy with ordered coordinates that do not repeat: itself if it is one, else in rows.
+
+    Parameters
+    ----------
+    value : sparse matrix
+        Of scipy.
+    name : str
+        The argument, for messages.
+    is_sound : callable
+        Validates index arrays, as in `sparsetir.interop.store`.
+
+    Raises
+    ------
+    StructureError
+        When the index arrays are broken.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> A = sp.coo_array(([1.0, 2.0, 3.0], ([1, 0, 1], [0, 2, 0])), shape=(2, 3))
+    >>> distinct_rows(A, "A").toarray().tolist()
+    [[0.0, 0.0, 2.0], [4.0, 0.0, 0.0]]
+    """
+    source = open_source(value, name)
+    if isinstance(source, CompressedSource):
+        source.check(name, is_sound)
+        if source.is_ordered(Level(name, "sparse_variable"), is_sound):
+            return value
+    is_wide = source.values.size > MAX_INT32 or max(value.shape) > MAX_INT32
+    idtype = "int64" if is_wide or getattr(value, "indices", np.empty(0, np.int32)).dtype.itemsize > 4 else "int32"
+    levels = [Level("rows", "dense_fixed"), Level("columns", "sparse_variable", 0, idtype)]
+    stored = store(value, levels, name=name, dtype=source.values.dtype.name, is_sound=is_sound)
+    kind = sp.csr_matrix if isinstance(value, sp.spmatrix) else sp.csr_array
+    return sorted_rows(kind, stored.indptr[1], stored.indices[1], stored.values, value.shape)
 
 
 def _torch_rows(value: Any, name: str) -> Any:
@@ -240,4 +284,4 @@ def _like(value: Any, coords: Sequence[np.ndarray], shape: tuple[int, ...]) -> A
     return listed if outer >= MIN_HYPERSPARSE or value.format == "coo" else in_format(listed, value.format)
 
 
-__all__ = ["Renumbered", "add_duplicates", "compressed_rows", "has_hypersparse", "renumber"]
+__all__ = ["Renumbered", "add_duplicates", "compressed_rows", "distinct_rows", "has_hypersparse", "renumber"]

@@ -48,7 +48,7 @@ from sparsetir.interop.sources import (
     open_source,
     to_torch,
 )
-from sparsetir.interop.storage import StoredArgument, entries, has_layout, restore, store, with_values
+from sparsetir.interop.storage import StoredArgument, are_distinct, entries, has_layout, restore, store, with_values
 
 __all__ = [
     "HALVES",
@@ -61,6 +61,7 @@ __all__ = [
     "advice_for_matrix",
     "aligned_contiguous",
     "are_ascending",
+    "are_distinct",
     "array_of_numbers",
     "as_numpy",
     "check_detached",

@@ -117,7 +117,13 @@ def store(
     if check:
         source.check(name, is_sound)
     fit = fit_axes(source, levels, name)
-    return _borrow(source, levels, fit, name, is_sound if check else None) or _convert(source, levels, fit, name)
+    borrowed = _borrow(source, levels, fit, name, is_sound if check else None)
+    if borrowed is not None:
+        return borrowed
+    stored = _convert(source, levels, fit, name)
+    if check and isinstance(source, CompressedSource) and stored.repeats is None and not source.block:
+        _distinct[_structure_key(source.indptr, source.indices, source.grid[1 - source.major])] = True
+    return stored
 
 
 def restore(stored: StoredArgument, values: Array, *, copy_structure: bool = True) -> Any:
@@ -202,7 +208,8 @@ def _borrow_compressed(
         return None
     level = levels[minor]
     if is_sound is not None and (level.sorted or level.unique) and not source.is_ordered(level, is_sound):
-        return None
+        if level.sorted or not are_distinct(source.indptr, source.indices, source.grid[minor]):
+            return None
     indptr = narrow(source.indptr, levels[minor], "indptr", name)
     indices = narrow(source.indices, levels[minor], "indices", name)
     values = aligned_contiguous(source.values, name=name)[0]
@@ -244,6 +251,8 @@ class _Placement:
         Where all slots are filled: the first entry of each slot.
     later : ndarray, optional
         Where entries share slots: those that are not the first of their slot.
+    is_identity : bool
+        Whether the entries fill all slots in their order.
     """
 
     slots: Array
@@ -253,6 +262,7 @@ class _Placement:
     widths: dict[int, int]
     firsts: Array | None = None
     later: Array | None = None
+    is_identity: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -267,15 +277,40 @@ class _Placement:
     def placed(self, values: Array) -> Array:
         """Return values in their slots, added up in the order of the entries, and zeros in other slots."""
         dtype, later = values.dtype.newbyteorder("="), self.later
-        if self.firsts is not None:
+        if self.is_identity:
+            flat = values.astype(dtype)
+        elif self.firsts is not None:
             flat = values.take(self.firsts).astype(dtype, copy=False)
         else:
             flat = np.zeros(math.prod(self.counts), dtype)
             step = 1 if later is None else -1  # of equal slots, the first entry is written last
             flat[self.slots[::step]] = values[::step]
         if later is not None:
-            np.add.at(flat, self.slots[later], values[later].astype(dtype, copy=False))
+            with np.errstate(over="ignore", invalid="ignore"):  # as kernels add
+                np.add.at(flat, self.slots[later], values[later].astype(dtype, copy=False))
         return flat.reshape(self.counts)
+
+
+_distinct = shared_cache("structures out of order without duplicates", 64)
+
+
+def are_distinct(indptr: Array, indices: Array, length: int) -> bool:
+    """Return whether rows out of order are known to be valid, and to hold no coordinate twice.
+
+    They are once equal index arrays were validated, and their entries placed.
+    """
+    return bool(_distinct) and _structure_key(indptr, indices, length) in _distinct
+
+
+def _structure_key(indptr: Array, indices: Array, length: int) -> Any:
+    return _digest((indptr, indices)), indptr.dtype, indices.dtype, indptr.size, length
+
+
+def _digest(arrays: Sequence[Array]) -> bytes:
+    whole = xxhash.xxh3_128()
+    for array in arrays:
+        whole.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return whole.digest()
 
 
 _placements = shared_cache("placements of entries", 4)
@@ -317,12 +352,9 @@ def _placement_key(source: Source, levels: Sequence[Level], fit: Fit) -> Any:
         return None
     if any(level.rule or level.extent_rule or level.offset_rule for level in levels):
         return None
-    whole = xxhash.xxh3_128()
-    for array in arrays:
-        whole.update(np.ascontiguousarray(array).view(np.uint8).data)
     kinds = tuple((array.dtype, array.size) for array in arrays)
     axes = tuple((v.kind, v.parent, v.idtype, v.length, v.width, v.sorted, v.unique, v.full) for v in levels)
-    return whole.digest(), kinds, order, source.block, source.shape, axes, fit.shape, fit.blocks
+    return _digest(arrays), kinds, order, source.block, source.shape, axes, fit.shape, fit.blocks
 
 
 def _placed(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> _Placement:
@@ -343,7 +375,9 @@ def _placed(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> _Pl
     firsts[slots[::-1]] = numbers[::-1]
     later = np.flatnonzero(firsts[slots] != numbers)
     is_full = slots.size - later.size == size
-    return replace(placement, firsts=firsts if is_full else None, later=later if later.size else None)
+    is_identity = is_full and not later.size and bool((firsts == numbers).all())
+    later_entries = later if later.size else None
+    return replace(placement, firsts=firsts if is_full else None, later=later_entries, is_identity=is_identity)
 
 
 # ------------------------------------------------------------------------------- entries by axes trees

@@ -392,21 +392,22 @@ def ragged_sums(program: Program) -> list[str]:
     return list(names)
 
 
-def order_free_axes(program: Program) -> set[Axis]:
-    """Return the axes whose entries may come in any order, and repeatedly: all are factors of terms of sums.
+def order_free_axes(program: Program, *, may_repeat: bool) -> set[Axis]:
+    """Return the axes whose entries may come in any order: all are factors of terms of sums.
 
-    ``y[i] = y[i] + A[i, j] * x[j]`` gives the same for entries that were sorted and added up before. Such an axis
-    belongs to one buffer, which is only read, at the variable of the axis and once in each term, and the sums are
-    dense. Programs of several iterations, and those that compute a pattern, have no such axes.
+    ``y[i] = y[i] + A[i, j] * x[j]`` gives the same for entries that were sorted before, and if they `may_repeat` for
+    those that were added up. Such an axis belongs to one buffer, which is only read, at the variable of the axis and
+    once in each term, and the sums are dense. Programs of several iterations, and those that compute a pattern, have no
+    such axes.
     """
     if len(program.iterations) != 1 or any(axis.is_assembled for axis in program.axes.values()):
         return set()
-    return {axis for axis in program.axes.values() if _is_order_free(axis, program)}
+    return {axis for axis in program.axes.values() if _is_order_free(axis, program, may_repeat)}
 
 
-def _is_order_free(axis: Axis, program: Program) -> bool:
+def _is_order_free(axis: Axis, program: Program, may_repeat: bool) -> bool:
     buffers = [b for b in program.buffers.values() if axis in b.axes]
-    if buffers and "float" not in buffers[0].dtype:
+    if buffers and may_repeat and "float" not in buffers[0].dtype:
         return False  # two True are one, and integers may be widened only after they were added up
     if axis.kind != "sparse_variable" or axis.parent is None or axis.parent.kind != "dense_fixed":
         return False

@@ -271,6 +271,8 @@ class CompressedFiller:
         self.values, self.indptr, self.indices = self.places
         self.level = levels[buffer.axes.index(axis)]
         self.need_sorted = self.level.sorted or self.level.unique
+        self.takes_distinct = self.level.unique and not self.level.sorted  # coordinates, in any order
+        self.is_unordered = False  # those of the last call were
         self.axis_counts = signature.counts[axis]
         order = "any" if not self.need_sorted else "distinct" if self.level.unique else "ascending"
         self.is_in_order_of_program = order == order_of(signature.program, axis)
@@ -298,14 +300,21 @@ class CompressedFiller:
             raise PlanMismatch
         if not is_trusted:
             self.validated += len(indices) + CALL_VALIDATED
-            lengths: dict[str, Any] = {"parent_count": parents, "length": length}
-            if not is_sound(self.level, indptr, indices, need_sorted=self.need_sorted, **lengths):
+            if not self._is_sound(indptr, indices, parents, length):
                 raise PlanMismatch
         for at, held in self.shared:
             known, array = ready[at] if held is None else held, indptr if at == self.indptr else indices
             if known is not array and not np.array_equal(known, array):
                 raise PlanMismatch
         ready[self.values], ready[self.indptr], ready[self.indices] = data, indptr, indices
+
+    def _is_sound(self, indptr: np.ndarray, indices: np.ndarray, parents: int, length: int) -> bool:
+        if self.is_unordered and interop.are_distinct(indptr, indices, length):
+            return len(indptr) == parents + 1
+        lengths: dict[str, Any] = {"parent_count": parents, "length": length}
+        is_ordered = is_sound(self.level, indptr, indices, need_sorted=self.need_sorted, **lengths)
+        self.is_unordered = self.takes_distinct and not is_ordered and interop.are_distinct(indptr, indices, length)
+        return is_ordered or (self.is_unordered and len(indptr) == parents + 1)
 
 
 class Function:
@@ -321,14 +330,14 @@ class Function:
         self.checked: Callable[..., Any] | None = None
         self.checking = [] if caller.checked is None else [caller.checked]
 
-    def check(self, arrays: Callable[[], dict[str, np.ndarray]]) -> None:
-        """From now on have one for these arrays at hand that validates them itself, if there is one."""
+    def check(self, entry: CompressedFiller, arrays: Callable[[], dict[str, np.ndarray]]) -> None:
+        """From now on have one for these arrays at hand that validates those of a matrix, if there is one."""
         try:
             checking = self.checking.pop()
         except IndexError:  # another thread has it
             return
         checked = checking(Arguments(arrays()))
-        self.checked = None if checked is None else partial(_call_checked, checked)
+        self.checked = None if checked is None else partial(_call_checked, checked, entry)
 
     def next(self, arrays: Callable[[], dict[str, np.ndarray]]) -> Callable[..., Any]:
         """Return what to call now, with these arrays."""
@@ -684,17 +693,16 @@ class CallPlan:
             ((out, shape, dtype, _),) = result
             return _run_spare(template, dense, halves, out, caller.spare.filler(shape, dtype, out), current, arrays)
         results, separation = Results(result, caller.spare), AliasCheck(self.others, self.written, self.filled)
-        # A function that finds a fault has written results.
-        one = self.sparse[0] if len(self.sparse) == 1 and self.sparse[0].is_in_order_of_program else None
         has_more = bool(axes or separation.written)
-        may_check = one is not None and not (has_more or empty or one.shared)
+        one = None if has_more or empty else self._validated_inside()
 
         def run(values: Values, passed: Values | None = None) -> Any:
             ready = template.copy()
             for name, at in dense:
                 ready[at] = values[name]
             is_trusted = not checks_are_on()
-            checked = current.checked if may_check and not is_trusted else None
+            ordered = None if one is None or one.is_unordered or is_trusted else one
+            checked = None if ordered is None else current.checked
             for entry, parents, length in checks:
                 entry.fill(values[entry.name], ready, parents, length, is_trusted=is_trusted or checked is not None)
             if has_more:
@@ -703,8 +711,8 @@ class CallPlan:
             function = checked or current.function
             if current.waiting:
                 function = current.next(partial(arrays, ready, found))
-            elif may_check and one is not None and one.validated >= MOST_VALIDATED and current.checking:
-                current.check(partial(arrays, ready, found))
+            elif ordered is not None and ordered.validated >= MOST_VALIDATED and current.checking:
+                current.check(ordered, partial(arrays, ready, found))
             if halves or empty:
                 _as_passed(ready, halves, empty)
             function(*ready)
@@ -713,6 +721,11 @@ class CallPlan:
             return finish(ready, passed or values)
 
         return run
+
+    def _validated_inside(self) -> CompressedFiller | None:
+        """Return the only matrix if a function may validate it while it writes results, else None."""
+        entry = self.sparse[0] if len(self.sparse) == 1 else None
+        return entry if entry is not None and entry.is_in_order_of_program and not entry.shared else None
 
     def _check_raw(self, ready: list[Any], known: dict[str, int], separation: AliasCheck) -> None:
         """Index arrays that come by name, and arrays to be written."""
@@ -734,13 +747,14 @@ class CallPlan:
         return {**{n: a for n, a in every.items() if isinstance(a, np.ndarray)}, **self.held}
 
 
-def _call_checked(function: Callable[..., Any], *ready: Any) -> None:
+def _call_checked(function: Callable[..., Any], entry: CompressedFiller, *ready: Any) -> None:
     """Call a function that validates index arrays; where it finds a fault, the long way says which."""
     try:
         function(*ready)
     except (ValueError, RuntimeError) as error:
         if MESSAGE not in str(error):
             raise
+        entry.is_unordered = entry.takes_distinct
         raise PlanMismatch from None
 
 

@@ -193,8 +193,11 @@ def parameter(var: Any) -> Param:
     return Param(str(var.name), str(var.ty.dtype), None)
 
 
-def levels(buffer: SparseBuffer, free: Collection[Axis] = ()) -> list[interop.Level]:
-    """Return the axes of a buffer, as far as the program tells them; entries of `free` ones may come in any order."""
+def levels(buffer: SparseBuffer, free: Collection[Axis] = (), *, may_repeat: bool = False) -> list[interop.Level]:
+    """Return the axes of a buffer, as far as the program tells them.
+
+    Entries of `free` ones may come in any order, and repeatedly if they `may_repeat`.
+    """
     axes = list(buffer.axes)
     return [
         interop.Level(
@@ -203,7 +206,7 @@ def levels(buffer: SparseBuffer, free: Collection[Axis] = ()) -> list[interop.Le
             axes.index(axis.parent) if axis.parent is not None else None,
             axis.idtype,
             sorted=axis.sorted and axis not in free,
-            unique=axis.unique and axis not in free,
+            unique=axis.unique and not (may_repeat and axis in free),
             full=axis.full,
         )
         for axis in axes
@@ -316,9 +319,13 @@ class Signature:
         self.length = {a: sizes.Size(a.length) for a in program.axes.values()}
         self.width = {a: sizes.Size(a.width) for a in program.axes.values() if a.width is not None}
         # Entries with the same coordinates are added up first, which matters where a sum overflows.
-        is_finite = bool((program.func.attrs or {}).get(FINITE, False))
-        free = order_free_axes(program) if is_finite else set()
-        self.open_levels = {name: levels(b, free) for name, b in self.buffers.items()}
+        may_repeat = bool((program.func.attrs or {}).get(FINITE, False))
+        free = {
+            a
+            for a in order_free_axes(program, may_repeat=may_repeat)
+            if a.indices is None or str(a.indices.name) not in searched
+        }
+        self.open_levels = {name: levels(b, free, may_repeat=may_repeat) for name, b in self.buffers.items()}
         self.fixed_levels = {
             (name, in_order): fixed_levels(found[name], b)
             for in_order, found in ((True, self.levels), (False, self.open_levels))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,11 +14,11 @@ import scipy.sparse as sp
 
 from sparsetir import interop, ops
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
-from sparsetir.formats.canonical import add_duplicates, compressed_rows, has_hypersparse, renumber
+from sparsetir.formats.canonical import add_duplicates, compressed_rows, distinct_rows, has_hypersparse, renumber
 from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import CooTensor, check_parts
 from sparsetir.ir.sizes import LARGEST_INT32
-from sparsetir.runtime.signature import Arguments, argument_list, as_passed, numpy_dtype
+from sparsetir.runtime.signature import Arguments, argument_list, as_passed, checks_are_on, numpy_dtype
 from sparsetir.runtime.validation import is_sound
 from sparsetir.sparse_output import AccumulatorOptions
 from sparsetir.sparse_output.blocks import assembled_kernel
@@ -459,6 +460,9 @@ def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
     result = _added_at_once(A, B, alpha, beta)
     if result is not None:
         return result
+    if (transposes := _transposes(A, B)) is not None:
+        with suppress(SparseTIRError):  # the sum by rows names rows and columns of the operands
+            return _in_columns(A, _added(function, *transposes, alpha, beta))
     alpha, beta = (as_real(v, f"{name} of {function}") for v, name in ((alpha, "alpha"), (beta, "beta")))
     if _are_long(A, B):
         short = renumber(("ij", "ij"), [A, B])
@@ -526,6 +530,9 @@ def _elementwise(function: str, A: Any, B: Any) -> Any:
     result = _at_once(function, A, B)
     if result is not None:
         return result
+    if (transposes := _transposes(A, B)) is not None:
+        with suppress(SparseTIRError):
+            return _in_columns(A, _elementwise(function, *transposes))
     if _are_long(A, B):
         short = renumber(("ij", "ij"), [A, B])
         return short.restore(_merged(function, *short.values), "ij")
@@ -538,6 +545,29 @@ def _merged(function: str, A: Any, B: Any) -> Any:
     _check_shapes(f"{function}(A, B)", operands)
     program = "add" if function == "maximum" and operands.dtype == "bool" else function
     return operands.like_first(operands.merged(program))
+
+
+def _transposes(A: Any, B: Any) -> tuple[Any, Any] | None:
+    """Return the rows of transposes of two matrices of one shape, the first of which is in columns; None for others."""
+    if type(A) not in COLUMNS or type(B) not in (*ROWS, *COLUMNS) or len(A.shape) != 2 or A.shape != B.shape:
+        return None
+    if max(A.shape) >= MIN_HYPERSPARSE:
+        return None
+    rows = sp.csr_array if isinstance(A, sp.sparray) else sp.csr_matrix
+    try:
+        check_parts(A, "A")
+        if not all(map(interop.holds_numbers, (A, B))):
+            return None
+        first = interop.compressed_of(rows, A.indptr, A.indices, A.data, A.shape[::-1])
+        return first, _transposed_rows(rows, B)
+    except (SparseTIRError, ValueError, IndexError):
+        # scipy checks what it transposes; the function of rows names the wrong operand.
+        return None
+
+
+def _in_columns(A: Any, result: Any) -> Any:
+    """Return the transpose of a matrix in rows, in the class of `A`."""
+    return interop.sorted_rows(type(A), result.indptr, result.indices, result.data, A.shape)
 
 
 def _mask(mask: Any, shape: tuple[int, int]) -> Any:
@@ -582,6 +612,11 @@ class _Operands(dict[str, Any]):
         """Run a program on the operands, and keep its kernel for `_at_once`."""
         kernel = _kernel(program, self.dtype, self.idtype, AccumulatorOptions())
         self.keep(kernel, program)
+        if checks_are_on() and all(sp.issparse(value) for value in self.values()):
+            rows = {name: distinct_rows(value, name, is_sound) for name, value in self.items()}
+            result = kernel.merged_at_once({**rows, **numbers})
+            if result is not None:
+                return result
         return kernel(**self, **numbers)
 
     def keep(self, kernel: SparseOutputKernel, key: Hashable) -> None:

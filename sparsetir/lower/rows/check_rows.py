@@ -99,7 +99,7 @@ def with_checked_rows(program: Program, func: tirx.PrimFunc) -> tirx.PrimFunc | 
 
 def order_of(program: Program, axis: Axis) -> str:
     """Return how the indices of a row must follow each other: ``distinct``, ``ascending`` or ``any``."""
-    if (program.func.attrs or {}).get(FINITE, False) and axis in order_free_axes(program):
+    if (program.func.attrs or {}).get(FINITE, False) and axis in order_free_axes(program, may_repeat=True):
         return "any"
     return "distinct" if axis.unique else "ascending" if axis.sorted else "any"
 
