@@ -37,6 +37,7 @@ from sparsetir.interop import (
     open_source,
     to_torch,
 )
+from sparsetir.interop.flat_arrays import changes
 from sparsetir.runtime.validation import is_sound
 from sparsetir.sparse_output import products
 from sparsetir.utils.arguments import as_dtype, common_dtype, dtype_name, is_integer
@@ -590,6 +591,10 @@ def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
     return moved
 
 
+_COMPARED_BY_SCIPY = {
+    **{"less": operator.lt, "greater": operator.gt, "not_equal": operator.ne},
+    **{"less_equal": operator.le, "greater_equal": operator.ge, "equal": operator.eq},
+}
 SIGNS = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "==", "not_equal": "!="}
 
 
@@ -617,21 +622,29 @@ def _compared_sparse(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Spars
     """Compare two sparse tensors where either stores an entry."""
     check_same_shape(tensor, other)
     _check_zeros(ufunc, ufunc(0, 0), "R")
-    return _merged(ufunc, tensor, as_tensor(other))
+    other = as_tensor(other)
+    left, right = tensor.scipy_matrix, other.scipy_matrix
+    if left is None or right is None or tensor.dtype != other.dtype or tensor.dtype.char not in SCIPY_DTYPES:
+        return _merged(ufunc, tensor, other)
+    return SparseTensor.from_any(_COMPARED_BY_SCIPY[ufunc.__name__](left, right), "csr", check=False)
 
 
 def _merged(ufunc: np.ufunc, left: SparseTensor, right: SparseTensor) -> SparseTensor:
     """Apply a ufunc where either operand stores an entry; results that are zero are not stored."""
-    keys = [entry_keys(t).astype(np.int64) for t in (left, right)]
-    union = np.union1d(*keys)
+    keys = np.concatenate([entry_keys(t).astype(np.int64) for t in (left, right)])
+    order = np.argsort(keys, kind="stable")  # which merges two sorted runs in one pass
+    ordered = keys[order]
+    is_first = changes([ordered])
+    places = np.empty(len(keys), np.int64)
+    places[order] = np.cumsum(is_first) - 1
     sides = []
-    for t, places in zip((left, right), keys, strict=True):
-        values = np.zeros(len(union), t.dtype)
-        values[np.searchsorted(union, places)] = t.values
+    for t, part in ((left, places[: left.nnz]), (right, places[left.nnz :])):
+        values = np.zeros(int(is_first.sum()), t.dtype)
+        values[part] = t.values
         sides.append(values)
     results = ufunc(*sides)
     positions = np.flatnonzero(results)
-    stored = union[positions]
+    stored = ordered[is_first][positions]
     coords = np.unravel_index(stored, left.shape) if len(stored) else [stored] * left.ndim
     return of_entries(left, list(coords), results[positions], left.shape)
 

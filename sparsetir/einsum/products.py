@@ -320,9 +320,10 @@ def matmul(
         if isinstance(B, Postings):
             return _of_postings(A, B, mask, top, threshold)
         if mask is top is threshold is None and complement is False:
-            product = _product_with_dense(A, B)
+            product = product_door(A, B)
             if product is not None:
                 return product
+            A, B = _without_lists(A, B)
         return _matmul(A, B, mask, as_flag(complement, "complement"), top, threshold)
     except ArgumentTypeError:
         if not has_complex(A, B):
@@ -330,19 +331,14 @@ def matmul(
     return complex_product(matmul, A, B, mask=mask, complement=complement, top=top, threshold=threshold)
 
 
-def _product_with_dense(A: Any, B: Any) -> Any:
-    """Return the product of a sparse operand and a dense one; None where `_matmul` must look at them."""
-    product = product_door(A, B)
-    if product is None:
-        product = product_by_scipy(A, B)
-    if product is not None:
-        return product
+def _without_lists(A: Any, B: Any) -> tuple[Any, Any]:
+    """Return the operands of a product, a list of coordinates that meets an array as rows."""
     for at, (value, dense) in enumerate(((A, B), (B, A))):
         is_list = type(dense) is np.ndarray and sp.issparse(value) and value.format == "coo" and value.ndim == 2
         if is_list and max(value.shape) < MIN_HYPERSPARSE:
             rows = distinct_rows(value, "AB"[at], is_sound)
-            return operators.matmul(*((dense, rows) if at else (rows, dense)))
-    return None
+            return (dense, rows) if at else (rows, dense)
+    return A, B
 
 
 def _in_parts(A: Any, B: Any, precision: str, *, has_options: bool) -> Any:
@@ -401,10 +397,11 @@ def _of_postings(A: Any, index: Postings, mask: Any, top: Any, threshold: Any) -
 def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, threshold: Any) -> Any:
     has_options = complement or not mask is top is threshold is None
     if not (isinstance(A, SCIPY) and isinstance(B, SCIPY)):
+        product = None if has_options else product_by_scipy(A, B)
+        if product is not None:
+            return product
         if is_outside(A) or is_outside(B):
-            if has_options:
-                raise ArgumentError("mask=, top= and threshold= choose entries of results in memory: read the matrix")
-            return matmul_outside(A, B)
+            return _product_outside(A, B, has_options=has_options)
         A, B = _as_operand(A, B, "A"), _as_operand(B, A, "B")
         for name, value, other in (("A", A, B), ("B", B, A)):
             if is_sparse(other) and not is_sparse(value) and np.ndim(value) == 0:
@@ -421,6 +418,12 @@ def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, threshold: An
         if has_options or not _has_vector(A, B):
             raise
     return operators.matmul(A, B)
+
+
+def _product_outside(A: Any, B: Any, *, has_options: bool) -> Any:
+    if has_options:
+        raise ArgumentError("mask=, top= and threshold= choose entries of results in memory: read the matrix")
+    return matmul_outside(A, B)
 
 
 def _as_operand(value: Any, other: Any, name: str) -> Any:

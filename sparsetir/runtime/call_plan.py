@@ -300,21 +300,28 @@ class CompressedFiller:
             raise PlanMismatch
         if not is_trusted:
             self.validated += len(indices) + CALL_VALIDATED
-            if not self._is_sound(indptr, indices, parents, length):
-                raise PlanMismatch
+            lengths: dict[str, Any] = {"parent_count": parents, "length": length}
+            is_ordered = not self.is_unordered and is_sound(
+                self.level, indptr, indices, need_sorted=self.need_sorted, **lengths
+            )
+            if not is_ordered:
+                self._check_distinct(indptr, indices, lengths)
         for at, held in self.shared:
             known, array = ready[at] if held is None else held, indptr if at == self.indptr else indices
             if known is not array and not np.array_equal(known, array):
                 raise PlanMismatch
         ready[self.values], ready[self.indptr], ready[self.indices] = data, indptr, indices
 
-    def _is_sound(self, indptr: np.ndarray, indices: np.ndarray, parents: int, length: int) -> bool:
-        if self.is_unordered and interop.are_distinct(indptr, indices, length):
-            return len(indptr) == parents + 1
-        lengths: dict[str, Any] = {"parent_count": parents, "length": length}
-        is_ordered = is_sound(self.level, indptr, indices, need_sorted=self.need_sorted, **lengths)
-        self.is_unordered = self.takes_distinct and not is_ordered and interop.are_distinct(indptr, indices, length)
-        return is_ordered or (self.is_unordered and len(indptr) == parents + 1)
+    def _check_distinct(self, indptr: np.ndarray, indices: np.ndarray, lengths: dict[str, Any]) -> None:
+        """Raise unless rows may be out of order and are known to repeat no coordinate, or are in order again."""
+        if self.takes_distinct and interop.are_distinct(indptr, indices, lengths["length"]):
+            self.is_unordered = True
+            if len(indptr) == lengths["parent_count"] + 1:
+                return
+        elif self.is_unordered and is_sound(self.level, indptr, indices, need_sorted=self.need_sorted, **lengths):
+            self.is_unordered = False
+            return
+        raise PlanMismatch
 
 
 class Function:
