@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Annotations and function attributes: modules that write and read each, its refusal, and values at run time.
+"""Annotations of loops and blocks, attributes of functions, and the refusal of annotations that do not apply.
 
 Run-time choices: function parameters in place of the constants of annotations.
 
@@ -83,8 +83,6 @@ class Mark:
     on : str
         ``"loop"``, ``"block"``, ``"block and loop"`` or ``"function"``.
     meaning : str
-    writers, readers : str
-        Names of modules, with spaces between.
     elsewhere : str
         The effect where it does not apply.
     is_error : bool
@@ -94,8 +92,6 @@ class Mark:
     name: str
     on: str
     meaning: str
-    writers: str
-    readers: str
     elsewhere: str
     is_error: bool = False
 
@@ -114,8 +110,6 @@ TABLE = (
         CHUNKS,
         "loop",
         "run the rows in this many parallel parts of equal work",
-        "fast_paths row rows",
-        "execution annotations partition fuse_loops panels fast_paths row rows",
         "an error where steps may write the same element",
         is_error=True,
     ),
@@ -123,297 +117,223 @@ TABLE = (
         CARRY,
         "loop",
         "let these parts begin and end inside a row",
-        "row",
-        "fuse_loops annotations partition",
-        "refused where a part of a row cannot be added to the rest: rows stay whole",
+        "refused where parts of a row cannot be combined: rows stay whole",
     ),
     Mark(
         SWEEP,
         "block and loop",
-        "go over the rows together with neighbours of the same sweep only",
-        "fast_paths row rows decompose packing",
-        "partition fuse_loops fast_paths row rows",
-        "without neighbours it says nothing",
+        "fuse with neighbouring loops of the same sweep only",
+        "no effect without neighbours",
     ),
     Mark(
         PANEL,
         "loop",
         "run the columns in panels of this width outside the rows, operands packed",
-        "panel",
-        "block_registers panels",
-        "refused where the rows do not fall apart into columns",
+        "refused where the columns of a row depend on each other",
     ),
     Mark(
         STREAM,
         "loop",
         "write the results of the loop past the caches",
-        "fast_paths row rows",
-        "memory_hints",
         "refused where no whole vectors are copied to an array that nothing reads",
     ),
     Mark(
         UNROLL,
         "loop",
-        "unroll by this factor, with a rest",
-        "fast_paths row rows",
-        "loop_transforms",
+        "unroll by this factor, with a remainder loop",
         "applies to every loop",
     ),
     Mark(
         VECTOR,
         "loop",
         "the elements of a vector register, for the columns after the last full tile",
-        "row",
-        "loop_transforms",
         "without it vectors have eight elements",
     ),
     Mark(
         PREFETCH,
         "loop",
-        "fetch what is gathered this many steps ahead",
-        "dot fast_paths row rows",
-        "block_registers memory_hints annotations vectorize",
+        "prefetch gathered rows this many steps ahead",
         "refused where nothing is gathered along the steps",
     ),
     Mark(
         UNIT,
         "loop",
         "add products of entries and rows by dot-product instructions, in tiles of at most this many columns",
-        "dot_product",
-        "dot_products",
         "refused where the sum does not begin with zero, or rows of blocks have no whole number of groups",
     ),
     Mark(
         WIDEN,
         "loop",
         "add those products of bfloat16 numbers by multiply-adds of float32",
-        "dot_product",
-        "dot_products",
         "no effect without sparsetir.unit, or on 8 bits",
     ),
     Mark(
         TILE,
         "loop",
         "add products of blocks and rows by tile instructions, with this many tiles of columns side by side",
-        "tile",
-        "tile_products",
         "refused where the body is no sum of products of blocks of 8 to 64 rows and gathered rows",
     ),
     Mark(
         DOT,
         "loop",
         "reduce along the loop in vectors of this many lanes",
-        "dot",
-        "vectorize",
         "refused where the body is no sum, maximum or minimum along one element",
     ),
     Mark(
         ALONG,
         "loop",
         "reduce along the loop by dot-product instructions",
-        "dot_product",
-        "vectorize",
         "without it, or where the body is no sum of products of two contiguous rows, vectors",
     ),
     Mark(
         HELD,
         "loop",
-        "hold this many elements of the row that neighbouring sums share in registers",
-        "dot",
-        "block_registers",
+        "keep this many elements of the row that neighbouring sums share in registers",
         "refused where the sums share no row: each loads it again",
     ),
     Mark(
         SUM,
         "loop",
         "sum along a ragged row in vectors of this many lanes, the end under a mask",
-        "ragged_sum",
-        "ragged_sums",
         "refused where the body is no sum of elements along the row",
     ),
     Mark(
         STAGED,
         "loop",
         "compute the terms of this many neighbouring rows into a buffer before the rows are summed",
-        "ragged_sum",
-        "stage_terms",
         "refused where terms depend on more than the entries of the row",
     ),
     Mark(
         MAP,
         "loop",
         "compute along the loop in vectors of this many lanes",
-        "elementwise",
-        "vectorize",
         "refused where a step is not one store",
     ),
     Mark(
         BLOCK,
         "loop",
         "sum over the blocks around the loop with a running sum for each of their elements",
-        "block blocks",
-        "ragged_sums",
         "refused where the loops around it are no sum over blocks",
     ),
     Mark(
         FACTOR,
         "loop",
         "multiply the sum over the loop, not its terms, by the factors that do not move",
-        "nested_sum",
-        "registers",
         "refused where no factor is fixed",
     ),
     Mark(
         PARALLEL_MARK,
         "block and loop",
         "the steps are proven independent; on a block, of the variable it names",
-        "execution emit",
-        "execution partition fuse_loops panels panel fast_paths row rows",
-        "a proof that nothing asks for is taken away",
+        "removed where no pass uses the proof",
     ),
     Mark(
         ORDERED_MARK,
         "block",
         "the names of the variables whose steps must keep their order",
-        "emit iterations nest",
-        "execution",
         "an error where a schedule does not keep it",
     ),
     Mark(
         INIT_MARK,
         "block",
         "the block initialises, and stays beside the sums",
-        "emit",
-        "nest",
         "applies to every block that carries it",
     ),
     Mark(
         SPARSE_ITER,
         "block",
         "the block is a sparse iteration; which of its axes are reduced",
-        "builder editing",
-        "views emit rules printer primitives editing",
         "a block without it belongs to stage II",
     ),
     Mark(
         SEARCH,
         "block",
         "how coordinates are searched",
-        "primitives",
-        "views emit primitives",
         "an error for a strategy that does not fit (rules of stage I)",
     ),
     Mark(
         INIT,
         "block",
         "which points are initialised",
-        "decompose packing",
-        "effects interpreter initialization emit primitives editing split_iteration warnings",
-        "without an initialisation it says nothing",
+        "no effect without an initialisation",
     ),
     Mark(
         INDEPENDENT,
         "block",
         "a promise that steps of the outermost loop write different elements",
-        "primitives decompose packing",
-        "independence initialization emit dependence editing primitives",
         "taken as given",
     ),
     Mark(
         INDPTR,
         "function",
         "names of the row pointers; every function of the dialect has it",
-        "normalize",
-        "execution partition fuse_loops half_floats registers",
         "functions without it pass through",
     ),
     Mark(
         STRUCTURE,
         "function",
         "names of all index arrays",
-        "normalize",
-        "nest ragged_sums arithmetic",
         "without it no array is one",
     ),
     Mark(
         ASCENDING,
         "function",
-        "names of the lists that never fall",
-        "normalize",
-        "fuse_loops",
-        "without it no list is one",
+        "names of the index arrays whose entries never decrease",
+        "without it no array is known to be",
     ),
     Mark(
         DISTINCT,
         "function",
-        "names of the lists that hold nothing twice",
-        "normalize",
-        "execution half_floats registers",
-        "without it no list is one",
+        "names of the index arrays without repeated entries",
+        "without it no array is known to be",
     ),
     Mark(
         FIBERS,
         "function",
-        "lists of groups that hold nothing twice, as name:size of a group",
-        "normalize",
-        "registers",
-        "without it no list has such groups",
+        "index arrays without repeated entries in each group, as name:size of a group",
+        "without it no array is known to have such groups",
     ),
     Mark(
         SCRATCH,
         "function",
         "names of the program's own arrays",
-        "nest",
-        "accesses",
         "without it there are none",
     ),
     Mark(
         FREE_SUMS,
         "function",
-        "the order of all sums is open, not of reductions only",
-        "programs",
-        "target",
-        "without it reductions alone are",
+        "all sums may be reordered, not only reductions",
+        "without it only reductions may be",
     ),
     Mark(
         FINITE,
         "function",
-        "the caller promises that no operand, sum or product is infinite or NaN, so that factors may leave sums",
-        "kernel_factory",
-        "schedules",
-        "without it sums keep the factors that could make other results",
+        "the caller promises that no operand, sum or product is infinite or NaN, so factors may be moved out of sums",
+        "without it factors stay in sums where results could differ",
     ),
     Mark(
         CHOICES,
         "function",
         "the choices of the sketches where a build is given none",
-        "constants",
-        "schedules",
         "without it the defaults are taken",
     ),
     Mark(
         DROPPED,
         "function",
         "the steps of the schedule that could not be lowered, for the reader of a script",
-        "fallback",
-        "",
-        "without it all were",
+        "without it all steps were lowered",
     ),
     Mark(
         EMULATED,
         "function",
-        "compute matrix instructions by other ones",
-        "pipeline",
-        "tile_state",
+        "emulate matrix instructions by other instructions",
         "without it they are emitted",
     ),
     Mark(
         PADDED,
         "function",
-        "the rows of these arrays are as long in memory, in elements, as name:length says",
-        "cache",
-        "normalize loop_transforms",
-        "without it rows follow one another without gaps",
+        "arrays whose rows have gaps between them, as name:length of a row in memory, in elements",
+        "without it rows are contiguous",
     ),
 )
 ERRORS = frozenset(mark.name for mark in TABLE if mark.is_error)
@@ -425,10 +345,10 @@ _refusals: ContextVar[list[Refusal] | None] = ContextVar("refusals", default=Non
 @contextmanager
 def refusals() -> Iterator[list[Refusal]]:
     """Collect the annotations that passes refuse while the block runs."""
-    found: list[Refusal] = []
-    token = _refusals.set(found)
+    collected: list[Refusal] = []
+    token = _refusals.set(collected)
     try:
-        yield found
+        yield collected
     finally:
         _refusals.reset(token)
 
@@ -468,7 +388,7 @@ def refused(loop: tirx.For, mark: str, why: str) -> tirx.For:
 
 
 def from_dialect(func: tirx.PrimFunc) -> bool:
-    """Return whether a lowered function was a program of the dialect; others pass through."""
+    """Return whether a function was lowered from a program of the dialect; passes leave others unchanged."""
     return func.attrs is not None and INDPTR in func.attrs
 
 
