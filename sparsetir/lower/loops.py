@@ -91,20 +91,32 @@ def defined_vars(*parts: Any) -> list[Var]:
     return variables
 
 
+def allocated_buffers(*parts: Any) -> list[Var]:
+    """Return the buffers that blocks and statements inside of some nodes allocate."""
+    buffers: list[Var] = []
+    callbacks = [
+        (s_tir.SBlock, lambda b: buffers.extend(b.alloc_buffers)),
+        (tirx.AllocBuffer, lambda a: buffers.append(a.buffer)),
+    ]
+    for part in parts:
+        structural_walk(part, callbacks)
+    return buffers
+
+
 def join_neighbours(
     stmts: Iterable[tirx.Stmt],
     join: Callable[[tirx.Stmt, tirx.Stmt], tirx.Stmt | None],
     visit: Callable[[tirx.Stmt], tirx.Stmt] | None = None,
 ) -> list[tirx.Stmt]:
-    """Return statements with one in place of two neighbours where `join` finds it.
+    """Return statements in which `join` has replaced pairs of neighbours by one statement.
 
     Parameters
     ----------
     stmts : iterable of Stmt
     join : callable
-        Of the statement before, as it is in the result, and the next one. None keeps both.
+        Called with a statement, as it is in the result, and the next one. None keeps both.
     visit : callable, optional
-        Rewrites a statement that is not joined to the one before.
+        Rewrites the statements that are not joined to the one before.
     """
     out: list[tirx.Stmt] = []
     for stmt in stmts:

@@ -12,11 +12,12 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Call, Op, Var
 
 from sparsetir.ir import dialect
-from sparsetir.ir.rewriting import all_same, collect, same
+from sparsetir.ir.rewriting import collect, is_element, same
 from sparsetir.ir.rules import Facts
-from sparsetir.ir.views import INDEPENDENT, Axis, Entry, SpIter, cast, const, is_sp_iter
+from sparsetir.ir.views import INDEPENDENT, Axis, Entry, SpIter, is_sp_iter
 from sparsetir.ir.visitor import structural_walk
-from sparsetir.lower.analysis.independence import differ
+from sparsetir.lower.analysis.independence import coordinate_range, differ
+from sparsetir.lower.loops import allocated_buffers
 
 # Variables of an iteration whose steps must keep their order.
 #
@@ -142,8 +143,7 @@ def update_of(store: tirx.BufferStore) -> tuple[str, list[ir.Expr]] | None:
 def _terms(value: Any, kind: type, store: tirx.BufferStore) -> list[ir.Expr] | None:
     """Return the terms that `value` combines with the stored element; None if `value` does not contain the element."""
     if isinstance(value, ir.TensorLoad):
-        is_same_element = value.source.same_as(store.buffer) and all_same(list(value.indices), list(store.indices))
-        return [] if is_same_element else None
+        return [] if is_element(value, store) else None
     is_difference = kind is tirx.Add and isinstance(value, tirx.Sub)
     if not is_difference and not isinstance(value, kind):
         return None
@@ -245,7 +245,7 @@ def _is_pure(call: Call) -> bool:
 def footprint(facts: Facts, *nodes: Any, walked: Iterable[Axis] = ()) -> Footprint:
     """Collect the accesses of statements, except to buffers allocated inside, and the reads to iterate `walked`."""
     present = [n for n in nodes if n is not None]
-    walk = _Collector(facts, _local(present))
+    walk = _Collector(facts, set(allocated_buffers(*present)))
     walk.walks(walked)
     callbacks = [
         (tirx.BufferStore, walk.on_store),
@@ -261,18 +261,6 @@ def footprint(facts: Facts, *nodes: Any, walked: Iterable[Axis] = ()) -> Footpri
     for node in present:
         tvm_ffi.structural_visit(node, callbacks)
     return walk.found
-
-
-def _local(nodes: Sequence[Any]) -> set[Var]:
-    """Return the buffers allocated inside the statements."""
-    buffers: set[Var] = set()
-    callbacks = [
-        (s_tir.SBlock, lambda b: buffers.update(b.alloc_buffers)),
-        (tirx.AllocBuffer, lambda a: buffers.add(a.buffer)),
-    ]
-    for node in nodes:
-        structural_walk(node, callbacks)
-    return buffers
 
 
 # ---------------------------------------------------------------------------------------------- apart or not
@@ -311,7 +299,7 @@ class Steps:
         structural_walk(index, (Var, lambda v: variables.setdefault(v)))
         if not variables or any(v not in self.axes for v in variables) or collect(index, ir.TensorLoad):
             return set()
-        ranges = {v: _range(self.axes[v]) for v in variables}
+        ranges = {v: coordinate_range(self.axes[v]) for v in variables}
         # The level "bijective" only accepts a sum that takes each of its values exactly once.
         result = sym.detect_iter_map([index], ranges, tirx.const(True, "bool"), "bijective", False)
         return set(variables) if len(result.indices) else set()
@@ -323,10 +311,6 @@ class Steps:
             return False
         by_axis = dict(zip(buffer.axes, touch.indices or (), strict=True))
         return all(isinstance(by_axis[a], Var) and self.axes.get(by_axis[a]) is a for a in (*axis.ancestors, axis))
-
-
-def _range(axis: Axis) -> ir.Range:
-    return ir.Range(const(0, axis.idtype), cast(axis.length, axis.idtype))
 
 
 def is_update(group: Sequence[Touch]) -> bool:

@@ -12,10 +12,10 @@ from tvm.ir import Call, Var
 
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import all_same, collect, conjuncts, mentions, same, substitute, without_zeros
-from sparsetir.ir.views import INDEPENDENT, Axis, Entry, Program, SpIter, cast, const, substitute_args
-from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.ir.views import INDEPENDENT, Axis, Entry, Program, SpIter, accesses, cast, const, substitute_args
+from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.accesses import uncast
-from sparsetir.lower.loops import defined_vars
+from sparsetir.lower.loops import allocated_buffers, defined_vars
 
 # Independence of the steps of a flat loop by its subscripts (the second part of this module states the whole proof).
 #
@@ -369,8 +369,12 @@ def injective(indices: Sequence[ir.Expr], variables: Sequence[Var], iteration: S
     used = [v for v in iteration.vars if mentions(indices, [v])]
     if any(v not in used for v in variables) or any(collect(i, ir.TensorLoad) for i in indices):
         return False
-    ranges = {v: ir.Range(const(0, axis_of[v].idtype), cast(axis_of[v].length, axis_of[v].idtype)) for v in used}
-    return is_one_to_one(indices, ranges)
+    return is_one_to_one(indices, {v: coordinate_range(axis_of[v]) for v in used})
+
+
+def coordinate_range(axis: Axis) -> ir.Range:
+    """Return the range of the coordinates of an axis."""
+    return ir.Range(const(0, axis.idtype), cast(axis.length, axis.idtype))
 
 
 # ---------------------------------------------------------------------------------------------- an iteration
@@ -431,14 +435,7 @@ def _whole(indices: list[ir.Expr], var: Var) -> int | None:
 def _accesses(parts: list[Any], iteration: SpIter, program: Program) -> Iterable[ArrayAccess]:
     """Yield the accesses to arrays allocated outside the step."""
     local = _allocated_inside(iteration.block)
-    accesses: list[tuple[Var, list[ir.Expr], bool]] = []
-    callbacks = [
-        (tirx.BufferStore, lambda s: accesses.append((s.buffer, list(s.indices), True))),
-        (ir.TensorLoad, lambda x: accesses.append((x.source, list(x.indices), False))),
-    ]
-    for part in parts:
-        structural_walk(part, callbacks)
-    for view, indices, is_store in accesses:
+    for view, indices, is_store in (access for part in parts for access in accesses(part)):
         buffer = program.buffers.get(view)
         array = view if buffer is None else buffer.storage
         if view not in local and array not in local:
@@ -462,14 +459,8 @@ def _holds(part: Any, iteration: SpIter) -> bool:
 
 def _may_act(node: Any) -> bool:
     """Return whether a call may have side effects or access an array by its address."""
-    hit: list[int] = []
-
-    def on_call(call: Call) -> None:
-        if not isinstance(call.op, ir.Op) or str(call.op.name) in ARRAY_NAMES or _effect(call.op) > PURE:
-            hit.append(1)
-
-    structural_walk(node, (Call, on_call))
-    return bool(hit)
+    operators = [call.op for call in collect(node, Call)]
+    return any(not isinstance(op, ir.Op) or str(op.name) in ARRAY_NAMES or _effect(op) > PURE for op in operators)
 
 
 def _effect(operator: ir.Op) -> int:
@@ -479,20 +470,9 @@ def _effect(operator: ir.Op) -> int:
 
 
 def _allocated_inside(block: s_tir.SBlock) -> set[Var]:
-    buffers: set[Var] = set(block.alloc_buffers)
-    views: dict[Var, Var] = {}
-
-    def on_decl(node: tirx.DeclBuffer) -> None:
-        if node.data.args:
-            views[node.buffer] = node.data.args[0]
-
-    callbacks = [
-        (s_tir.SBlock, lambda b: buffers.update(b.alloc_buffers)),
-        (tirx.AllocBuffer, lambda a: buffers.add(a.buffer)),
-        (tirx.DeclBuffer, on_decl),
-    ]
-    structural_walk(block.body, callbacks)
-    return buffers | {v for v, s in views.items() if s in buffers}
+    buffers = {*block.alloc_buffers, *allocated_buffers(block.body)}
+    views = {d.buffer: d.data.args[0] for d in collect(block.body, tirx.DeclBuffer) if d.data.args}
+    return buffers | {view for view, storage in views.items() if storage in buffers}
 
 
 __all__ = ["ArrayFacts", "are_different", "is_one_to_one", "is_shared", "shared_array"]

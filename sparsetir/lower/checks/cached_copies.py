@@ -19,7 +19,7 @@ from sparsetir.lower.analysis.accesses import (
     AccessSite,
     Atoms,
     Cover,
-    Guard,
+    bindings,
     caches,
     common,
     equal,
@@ -86,17 +86,13 @@ class _Cache:
             outside = next(n for n, block in enumerate(first.blocks) if block.same_as(realize))
             places = [first.outwards(i, len(first.blocks), outside) for i in first.indices]
             follows = any(mentions(place, [loop.loop_var]) for place in places)
-            if not (follows and (_is_copy(first) or has_steps(loop, realize))) and not _has_a_step(loop):
+            has_a_step = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) > 0
+            if not (follows and (_is_copy(first) or has_steps(loop, realize))) and not has_a_step:
                 self._refuse(first, "stores to", f"below loop {loop.loop_var.name}, which may run zero times")
-        depth = sum(isinstance(n, s_tir.SBlockRealize) for n in first.path[:shared])
-        reader_conditions = [reader.outwards(g.condition, g.depth, depth) for g in reader.guards]
-        for guard in first.guards:
-            if not guard.is_bound and not self._holds(first, guard, depth, reader_conditions):
+        reader_conditions = _outwards(first, reader)
+        for guard, condition in zip(first.guards, _outwards(reader, first), strict=True):
+            if not guard.is_bound and not _holds(condition, reader_conditions):
                 self._refuse(first, "stores to", f"only where {guard.condition}, and the other elements stay unset")
-
-    def _holds(self, first: AccessSite, guard: Guard, depth: int, reader_conditions: list[ir.Expr]) -> bool:
-        condition = first.outwards(guard.condition, guard.depth, depth)
-        return any(same(condition, reader_condition) for reader_condition in reader_conditions)
 
     def _check_fresh(self) -> None:
         """Raise if an element may change between a copy and its use."""
@@ -141,10 +137,6 @@ class _Cache:
             if not site.is_store and site.buffer.same_as(original):
                 message = f"block {site.block} reads {original.name}, of which the cache {self.buffer.name}"
                 raise ScheduleError(f"{message} holds the new elements; use {original.name} itself")
-
-
-def _has_a_step(loop: tirx.For) -> bool:
-    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) > 0
 
 
 def _is_copy(site: AccessSite) -> bool:
@@ -218,8 +210,7 @@ class _Range:
 def _always_in_range(copy: AccessSite, lanes: list[Var]) -> bool:
     """Return whether the elements that the copy's own loops iterate exist for any data."""
     ranges, realize = _Range(copy), copy.blocks[-1]
-    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
-    lanes = [*lanes, *(iv.var for iv, value in pairs if mentions(value, lanes))]
+    lanes = [*lanes, *(iv.var for iv, value in bindings(realize) if mentions(value, lanes))]
     needed = [x for e in (copy.value, *realize.iter_values) for x in collect(e, ir.TensorLoad)]
     subscripts = [p for x in needed for p in zip(x.indices, x.source.ty.shape, strict=True) if mentions(p[0], lanes)]
     return all(ranges.holds(index, extent) for index, extent in subscripts)
@@ -301,7 +292,7 @@ def guards_of(copy: AccessSite, readers: list[AccessSite]) -> list[ir.Expr]:
 
 
 class _Caches:
-    """Copies to the caches of a function, and their final readers."""
+    """Copies to the caches of a function, and the loads that finally read them."""
 
     def __init__(self, func: tirx.PrimFunc) -> None:
         self.names = caches(func)
@@ -324,7 +315,7 @@ class _Caches:
     def copies(self, cache: Var) -> list[AccessSite]:
         """Return the stores to a cache that copy an element and are the only store of their block."""
         stores = [s for s in self.found if s.buffer.same_as(cache) and s.blocks]
-        return [s for s in stores if isinstance(s.value, ir.TensorLoad) and self.stores[s.blocks[-1]] == 1]
+        return [s for s in stores if _is_copy(s) and self.stores[s.blocks[-1]] == 1]
 
     def readers(self, cache: Var, behind: tuple[Var, ...] = ()) -> list[AccessSite]:
         """Return the loads of a cache or of copies of it; `behind` are the caches that it is itself a copy of."""
@@ -346,8 +337,11 @@ def _nest(copy: AccessSite, readers: list[AccessSite]) -> Var | s_tir.SBlockReal
     return alone[0].loop_var if alone else copy.blocks[-1]
 
 
-def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.GuardCopies")
+def GuardCopies(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Guard the copies of a function by the conditions of their readers."""
+    if not from_dialect(func):
+        return func
     caches = _Caches(func)
     guards: dict[Any, list[ir.Expr]] = {}
     for copy in (c for cache in caches.unread for c in caches.copies(cache)):
@@ -369,12 +363,6 @@ def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if not any(guards.values()):
         return func
     return with_body(func, structural_mutate(func.body, callbacks))
-
-
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.GuardCopies")
-def GuardCopies(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Run `guard_copies` as a pass."""
-    return guard_copies(func) if from_dialect(func) else func
 
 
 # Guard every block variable to be within its domain.
@@ -403,8 +391,9 @@ BEYOND = (tirx.FloorDiv, tirx.FloorMod, ir.TensorLoad)
 
 def missing(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[ir.Expr]:
     """Return the upper bounds of a block's variables that neither its loops nor its predicate imply."""
-    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
-    split = [(iv, v) for iv, v in pairs if collect(v, tirx.Add) and not any(collect(v, kind) for kind in BEYOND)]
+    split = [
+        (iv, v) for iv, v in bindings(realize) if collect(v, tirx.Add) and not any(collect(v, kind) for kind in BEYOND)
+    ]
     if not split:
         return []
     atoms, analyzer = Atoms(), sym.Analyzer()

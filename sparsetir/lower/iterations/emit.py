@@ -162,13 +162,7 @@ class NestEmitter:
 
     def _seq(self, node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         statements = [mutator.mutate(s) for s in node.seq if not self._is_declaration(s)]
-        return (
-            statements[0]
-            if len(statements) == 1
-            else tirx.SeqStmt(statements)
-            if statements
-            else tirx.Evaluate(const(0))
-        )
+        return seq(*statements) if statements else tirx.Evaluate(const(0))
 
     def _is_declaration(self, stmt: tirx.Stmt) -> bool:
         if isinstance(stmt, tirx.Bind):
@@ -378,7 +372,8 @@ def _redecode(node: s_tir.SBlockRealize, program: Program) -> SpIter:
     return SpIter(str(node.block.name_hint), entries, node.block, node)
 
 
-def emit_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.EmitNest")
+def EmitNest(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Lower one function from stage I to stage II."""
     program = decode(func)
     if not program.axes and not program.iterations:
@@ -392,9 +387,3 @@ def emit_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
         block = s_tir.SBlock([], [], [], root.name_hint, inner, None, allocated, annotations=root.annotations)
         body = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
     return with_body(func, body)
-
-
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.EmitNest")
-def EmitNest(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Run `emit_nest` as a pass."""
-    return emit_nest(func)

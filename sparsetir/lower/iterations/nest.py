@@ -41,7 +41,7 @@ from sparsetir.ir.views import REDUCE, SPATIAL, Axis, Entry, cast, const
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.annotations import INIT_MARK, ORDERED_MARK, SCRATCH, STRUCTURE
 from sparsetir.lower.iterations.access import AxisCursor, Conditions, Scope, fiber_of, guarded, in_range, lookup
-from sparsetir.lower.loops import Update, defined_vars, serial
+from sparsetir.lower.loops import Update, allocated_buffers, defined_vars, serial, with_body
 
 # Loops of a union or an intersection of axes, and the cursors of its members.
 #
@@ -365,30 +365,12 @@ def old_value(body: tirx.Stmt, levels: list[NestLevel]) -> tirx.Stmt | None:
 # ------------------------------------------------------------------------------ read and write regions
 
 
-def _local_buffers(block: s_tir.SBlock) -> list[Var]:
-    buffers: list[Var] = list(block.alloc_buffers)
-    callbacks = [
-        (s_tir.SBlock, lambda b: buffers.extend(b.alloc_buffers)),
-        (tirx.AllocBuffer, lambda b: buffers.append(b.buffer)),
-    ]
-    structural_walk(block.body, callbacks)
-    return buffers
-
-
 def _initialised(block: s_tir.SBlock) -> list[Var]:
     """Return the buffers that the block, or a block inside it, initialises before it reads them."""
-    buffers: list[Var] = []
-
-    def on_block(inner: s_tir.SBlock) -> None:
-        if inner.init is not None:
-            structural_walk(inner.init, (tirx.BufferStore, lambda s: buffers.append(s.buffer)))
-        if INIT_MARK in inner.annotations:
-            structural_walk(inner.body, (tirx.BufferStore, lambda s: buffers.append(s.buffer)))
-
-    structural_walk(block.body, (s_tir.SBlock, on_block))
-    if block.init is not None:
-        structural_walk(block.init, (tirx.BufferStore, lambda s: buffers.append(s.buffer)))
-    return buffers
+    inner = collect(block.body, s_tir.SBlock)
+    parts = [b.init for b in (*inner, block) if b.init is not None]
+    parts += [b.body for b in inner if INIT_MARK in b.annotations]
+    return [store.buffer for part in parts for store in collect(part, tirx.BufferStore)]
 
 
 class _Regions:
@@ -413,13 +395,7 @@ class _Regions:
         return ir.Range.from_min_extent(index, const(1, str(index.ty.dtype)))
 
     def _depends(self, index: ir.Expr) -> bool:
-        hit: list[int] = []
-        check = [
-            (Var, lambda v: hit.append(1) if v in self.inner else None),
-            (Call, lambda c: hit.append(1) if dialect.is_call(c) else None),
-        ]
-        structural_walk(index, check)
-        return bool(hit)
+        return mentions(index, list(self.inner)) or any(map(dialect.is_call, collect(index, Call)))
 
     def regions(self, without: list[Var]) -> list[tirx.BufferRegion]:
         """Return the union as TVM buffer regions."""
@@ -457,7 +433,7 @@ def with_regions(block: s_tir.SBlock, structure: list[Var]) -> s_tir.SBlock:
     structural_walk(block.body, callbacks)
     if block.init is not None:
         structural_walk(block.init, callbacks)
-    local = _local_buffers(block)
+    local = [*block.alloc_buffers, *allocated_buffers(block.body)]
     hidden = [] if collect(block.body, s_tir.SBlock) else structure
     return s_tir.SBlock(
         block.iter_vars,
@@ -472,7 +448,8 @@ def with_regions(block: s_tir.SBlock, structure: list[Var]) -> s_tir.SBlock:
     )
 
 
-def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.DeclareRegions")
+def DeclareRegions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Recompute the regions of every block but the root; annotate the function with the program's scratch buffers.
 
     The annotation distinguishes these buffers from caches that a schedule adds later.
@@ -489,12 +466,6 @@ def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return s_tir.SBlockRealize(inner.iter_values, inner.predicate, with_regions(inner.block, structure))
 
     body = structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize)])
-    out = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    out = with_body(func, body)
     scratch = [str(b.name) for block in collect(body, s_tir.SBlock) for b in block.alloc_buffers]
     return out.with_attr(SCRATCH, scratch) if is_lowered and scratch else out
-
-
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.DeclareRegions")
-def DeclareRegions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Run `declare_regions` as a pass."""
-    return declare_regions(func)

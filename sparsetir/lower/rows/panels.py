@@ -47,7 +47,7 @@ from sparsetir.ir.rewriting import alloc, collect, mentions, same, seq, substitu
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import CHUNKS, PANEL, PARALLEL_MARK, refused
-from sparsetir.lower.loops import SERIAL, VECTORIZED, each_loop, loop, serial, with_, without
+from sparsetir.lower.loops import SERIAL, VECTORIZED, defined_vars, each_loop, loop, serial, with_, without
 from sparsetir.lower.rows.block_registers import ColumnLoop, ColumnLoops
 from sparsetir.utils.machine import LINE
 
@@ -168,7 +168,7 @@ def _is_staged(columns: ColumnLoops, buffer: Var, dimension: int) -> bool:
     is_plain = isinstance(rows.min, tirx.IntImm) and int(rows.min) == 0
     if not is_plain or reads or len(stores) != 1 or dimension == last or _store_loop(columns, stores[0]) is None:
         return False
-    inner = [f.loop_var for f in collect(rows.body, tirx.For)] + [b.var for b in collect(rows.body, tirx.Bind)]
+    inner = defined_vars(rows.body)
     fixed = [i for d, i in enumerate(stores[0].indices) if d not in (dimension, last)]
     is_row = sym.Analyzer().simplify(stores[0].indices[last]).same_as(rows.loop_var)
     return is_row and not mentions(fixed, [rows.loop_var, *inner]) and not any(collect(i, ir.TensorLoad) for i in fixed)
@@ -361,7 +361,7 @@ def PackOperands(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     if not any(PANEL in f.annotations for f in collect(func.body, tirx.For)):
         return func
 
-    why = "the rows around it do not fall apart into columns"
+    why = "the columns of the rows around it depend on each other"
     return each_loop(func, outer=_may_pack, inner=lambda loop: refused(loop, PANEL, why))
 
 
