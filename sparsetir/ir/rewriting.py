@@ -86,6 +86,11 @@ def factors(expr: ir.Expr) -> list[ir.Expr]:
     return [*factors(expr.a), *factors(expr.b)] if isinstance(expr, tirx.Mul) else [expr]
 
 
+def summands(expr: ir.Expr) -> list[ir.Expr]:
+    """Return the terms of a sum, in order."""
+    return [*summands(expr.a), *summands(expr.b)] if isinstance(expr, tirx.Add) else [expr]
+
+
 #: reduction -> what absorbs all other parts of a term, and the operators that combine these parts
 ABSORBING: dict[Any, tuple[float, tuple[Any, ...]]] = {
     tirx.Add: (0, (tirx.Mul,)),

@@ -15,7 +15,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir.rewriting import collect, factors, mentions, product
+from sparsetir.ir.rewriting import collect, factors, mentions, product, summands
 from sparsetir.ir.views import REDUCE, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.accesses import AccessSite, caches, has_steps, loops_of_blocks, sites
@@ -56,10 +56,6 @@ class Digit:
     divided: ir.Expr
 
 
-def _summands(expr: ir.Expr) -> list[ir.Expr]:
-    return [*_summands(expr.a), *_summands(expr.b)] if isinstance(expr, tirx.Add) else [expr]
-
-
 class LoopOrder:
     """Loops between a block and the block around it, outermost first."""
 
@@ -87,7 +83,7 @@ class LoopOrder:
 
     def _digits(self, expr: ir.Expr) -> list[Digit] | None:
         """Return the digits of a number, most significant first; None if it is not a sum of digits."""
-        digits = [self._digit(part) for part in _summands(self.analyzer.simplify(expr)) if mentions(part, self.vars)]
+        digits = [self._digit(part) for part in summands(self.analyzer.simplify(expr)) if mentions(part, self.vars)]
         ordered = [d for d in digits if d is not None]
         if len(ordered) < len(digits):
             return None

@@ -36,8 +36,8 @@ import tvm
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir.ir.rewriting import alloc, cell, collect, get, mentions, put, same, seq, substitute
-from sparsetir.ir.views import SWEEP, cast, const
+from sparsetir.ir.rewriting import alloc, cell, collect, get, is_number, mentions, put, same, seq, substitute
+from sparsetir.ir.views import SWEEP, accesses, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import (
     ASCENDING,
@@ -50,7 +50,7 @@ from sparsetir.lower.annotations import (
     names_in,
     refused,
 )
-from sparsetir.lower.loops import SERIAL, binary_search, parallel, serial, with_body, without
+from sparsetir.lower.loops import SERIAL, binary_search, defined_vars, parallel, serial, with_body, without
 from sparsetir.lower.rows.partition import work_before_step
 
 PART = 64  # Rows whose results stay in the second-level cache up to a thousand columns.
@@ -128,24 +128,19 @@ def _advances(position: ir.Expr, loop: tirx.For) -> bool:
     """Return whether a position in a list moves by one with every step and is constant within a step."""
     step = loop.loop_var
     moved = substitute(position, {step: step + const(1, str(step.ty.dtype))}) - position
-    inner = [f.loop_var for f in collect(loop.body, tirx.For)] + [b.var for b in collect(loop.body, tirx.Bind)]
-    gap = sym.Analyzer().simplify(moved)
-    return isinstance(gap, tirx.IntImm) and int(gap) == 1 and not mentions(position, inner)
+    return is_number(sym.Analyzer().simplify(moved), 1) and not mentions(position, defined_vars(loop.body))
 
 
 def _accesses(loop: tirx.For) -> tuple[Touched, set[Var]]:
     """Return the subscripts of all accesses to arrays from outside the loop, and the written arrays."""
     inside = {a.buffer for a in collect(loop.body, tirx.AllocBuffer)}
-    accesses: Touched = {}
+    touched: Touched = {}
     written = set()
-    for store in collect(loop.body, tirx.BufferStore):
-        if store.buffer not in inside:
-            accesses.setdefault(store.buffer, []).append(list(store.indices))
-            written.add(store.buffer)
-    for load in collect(loop.body, ir.TensorLoad):
-        if load.source not in inside:
-            accesses.setdefault(load.source, []).append(list(load.indices))
-    return accesses, written
+    for buffer, indices, is_store in accesses(loop.body):
+        if buffer not in inside:
+            touched.setdefault(buffer, []).append(indices)
+            written |= {buffer} if is_store else set()
+    return touched, written
 
 
 class LoopGroup:
@@ -160,7 +155,7 @@ class LoopGroup:
         self.written: set[Var] = set()
 
     def add(self, loop: tirx.For) -> bool:
-        """Add a loop to the run; return False, without a change, if its rows are unknown or differ from the others'."""
+        """Add a loop to the group; return False, without a change, if its rows are unknown or differ from theirs."""
         touched, written = _accesses(loop)
         loops, maps = [*self.loops, loop], [*self.touched, touched]
         changed = self.written | written
@@ -291,7 +286,7 @@ class LoopGroup:
             find = [put(stop, get(place)), tirx.While(is_below, put(stop, get(stop) + const(1, dtype)))]
         step = Var(str(loop.loop_var.name), loop.loop_var.ty)
         body = substitute(loop.body, {loop.loop_var: get(place) + step})
-        whole = refused(loop, CARRY, "its rows are shared out with those of its neighbours")
+        whole = refused(loop, CARRY, "its rows are split among threads together with those of its neighbours")
         inner = serial(step, get(stop) - get(place), body, without(whole, CHUNKS, PARALLEL_MARK, SWEEP))
         return [*find, inner, put(place, get(stop))]
 

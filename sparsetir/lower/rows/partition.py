@@ -31,7 +31,7 @@ from sparsetir.ir.views import SWEEP, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.accesses import uncast
 from sparsetir.lower.annotations import CARRY, CHUNKS, INDPTR, PARALLEL_MARK, amount, names_in, refused
-from sparsetir.lower.loops import Update, binary_search, each_loop, loop, parallel, serial, with_, without
+from sparsetir.lower.loops import Update, binary_search, defined_vars, each_loop, loop, parallel, serial, with_, without
 
 # Steps of a row loop, restricted to a part of the row's entries.
 #
@@ -120,7 +120,7 @@ class RowParts:
         self.within = [s for f in self.ragged for s in collect(f.body, tirx.BufferStore)]
         self.around = [s for s in collect(loop.body, tirx.BufferStore) if not any(s.same_as(w) for w in self.within)]
         if any(not isinstance(e.value, tirx.IntImm) for e in collect(loop.body, tirx.Evaluate)):
-            raise Unsplittable("a row calls something")
+            raise Unsplittable("a row calls a function")
         self._check_bound()
         self.reduced = self._reduced()
         self.copied = self._copied()
@@ -226,8 +226,7 @@ class RowParts:
         stores = [s for s in (*self.within, *self.around) if s.buffer.same_as(buffer)]
         touched = [list(s.indices) for s in stores] + [list(x.indices) for x in _loads(self.loop.body, buffer)]
         at = [n for n, index in enumerate(touched[0]) if mentions(index, [self.row])]
-        moving = [f.loop_var for f in collect(self.loop.body, tirx.For)]
-        moving += [b.var for b in collect(self.loop.body, tirx.Bind)] + list(self.inside)
+        moving = [*defined_vars(self.loop.body), *self.inside]
         if len(at) != 1 or mentions(touched[0][at[0]], moving):
             raise Unsplittable(f"the row of {buffer.name} is not the loop's")
         row = touched[0][at[0]]
@@ -238,7 +237,7 @@ class RowParts:
     def _condition(self, result: ReducedArray) -> ir.Expr | None:
         """Return the condition on which a row has an element of a result; None where each row has one."""
         branches: list[ir.Expr] = []
-        found: list[list[ir.Expr]] = []
+        paths: list[list[ir.Expr]] = []
 
         def on_if(node: tirx.IfThenElse, mutator: Any) -> Any:
             for body, condition in ((node.then_case, node.condition), (node.else_case, tirx.Not(node.condition))):
@@ -251,15 +250,14 @@ class RowParts:
 
         def on_store(node: tirx.BufferStore, _mutator: Any) -> Any:
             if node.buffer.same_as(result.buffer):
-                found.append(list(branches))
+                paths.append(list(branches))
             return node
 
         structural_mutate(self.loop.body, [(tirx.IfThenElse, on_if), (tirx.BufferStore, on_store)])
-        moving = [f.loop_var for f in collect(self.loop.body, tirx.For)]
-        moving += [b.var for b in collect(self.loop.body, tirx.Bind)] + [*self.inside, *self.reduced]
-        fixed = [[part for part in parts if not mentions(part, moving)] for parts in found]
-        if any(mentions(part, moving) and self._decides(part, result.row) for parts in found for part in parts):
-            raise Unsplittable(f"elements of {result.buffer.name} exist on a condition that entries have, too")
+        moving = [*defined_vars(self.loop.body), *self.inside, *self.reduced]
+        fixed = [[part for part in parts if not mentions(part, moving)] for parts in paths]
+        if any(mentions(part, moving) and self._decides(part, result.row) for parts in paths for part in parts):
+            raise Unsplittable(f"elements of {result.buffer.name} depend on a condition that also guards entries")
         if not all(fixed):
             return None
         return functools.reduce(tirx.Or, [functools.reduce(tirx.And, parts) for parts in fixed])
@@ -369,20 +367,14 @@ def work_before(loop: tirx.For, pointers: set[str]) -> ir.Expr | None:
     chosen: tirx.For | None = None
     zeros: dict[Var, ir.Expr] = {}
     analyzer = sym.Analyzer()
-
-    def on_for(inner: tirx.For) -> None:
-        nonlocal best, chosen
-        extent = inner.extent
-        while isinstance(extent, tirx.Cast):
-            extent = extent.value
+    for inner in collect(loop.body, tirx.For):
+        extent = uncast(inner.extent)
         if isinstance(extent, tirx.Sub) and isinstance(extent.b, ir.TensorLoad):
             start = analyzer.simplify(substitute(extent.b, zeros))
             is_less = chosen is not None and _fixed_steps(inner) < _fixed_steps(chosen) and not _holds(chosen, inner)
             if _is_prefix(start, row, pointers) and not is_less:
                 best, chosen = start, inner
         zeros[inner.loop_var] = const(0, str(inner.loop_var.ty.dtype))
-
-    _walk_outside_in(loop.body, on_for)
     return best
 
 
@@ -393,15 +385,6 @@ def _fixed_steps(loop: tirx.For) -> int:
 
 def _holds(loop: tirx.For, inner: tirx.For) -> bool:
     return any(f.loop_var.same_as(inner.loop_var) for f in collect(loop.body, tirx.For))
-
-
-def _walk_outside_in(node: Any, on_for: Any) -> None:
-    def visit(loop: tirx.For, mutator: Any) -> Any:
-        on_for(loop)
-        mutator.default_mutate(loop)
-        return loop
-
-    structural_mutate(node, [(tirx.For, visit)])
 
 
 def _at(work: ir.Expr, row: Var, index: ir.Expr, rows: ir.Expr) -> ir.Expr:
@@ -422,12 +405,12 @@ def work_before_step(loop: tirx.For, pointers: set[str]) -> Callable[[ir.Expr], 
 
     Loops along a row of a result do not count as fixed steps.
     """
-    row, wide = loop.loop_var, "int64"
+    row = loop.loop_var
     work, steps_per_entry = work_before(loop, pointers), _steps_each(loop)
 
     def before(step: ir.Expr) -> ir.Expr:
-        ragged = cast(step, wide) if work is None else cast(_at(work, row, step, loop.extent), wide)
-        return cast(step, wide) + ragged * steps_per_entry
+        ragged = cast(step if work is None else _at(work, row, step, loop.extent), WIDE)
+        return cast(step, WIDE) + ragged * steps_per_entry
 
     return before
 
@@ -435,11 +418,11 @@ def work_before_step(loop: tirx.For, pointers: set[str]) -> Callable[[ir.Expr], 
 def _steps_each(loop: tirx.For) -> ir.Expr:
     """Return the product of the extents below `loop` that are equal in every row, except along a row of a result."""
     along = [f for f in collect(loop.body, tirx.For) if _is_along(f)]
-    inner = [f.loop_var for f in collect(loop.body, tirx.For)] + [b.var for b in collect(loop.body, tirx.Bind)]
-    product: ir.Expr = const(1, "int64")
+    inner = defined_vars(loop.body)
+    product: ir.Expr = const(1, WIDE)
     for f in collect(loop.body, tirx.For):
         if f not in along and not mentions(f.extent, [loop.loop_var, *inner]) and not collect(f.extent, ir.TensorLoad):
-            product = product * cast(f.extent, "int64")
+            product = product * cast(f.extent, WIDE)
     return product
 
 
@@ -451,16 +434,15 @@ def _is_along(inner: tirx.For) -> bool:
 
 def balance(loop: tirx.For, pointers: set[str]) -> tirx.Stmt:
     """Split the rows of `loop` into parallel chunks of equal work; the annotation gives their number."""
-    row, wide = loop.loop_var, "int64"
-    dtype = str(row.ty.dtype)
+    row, dtype = loop.loop_var, str(loop.loop_var.ty.dtype)
     work = work_before(loop, pointers)
-    weight = lambda i: cast(i, wide) + (cast(_at(work, row, i, loop.extent), wide) if work is not None else 0)  # noqa: E731
+    weight = lambda i: cast(i, WIDE) + (cast(_at(work, row, i, loop.extent), WIDE) if work is not None else 0)  # noqa: E731
     chunk = Var("chunk", ir.PrimType("int32"))
     total = weight(loop.extent)
     first, last, high = cell("first", dtype), cell("last", dtype), cell("high", dtype)
 
     def bound(place: Var, index: ir.Expr) -> list[tirx.Stmt]:
-        target = tirx.floordiv(total * cast(index, wide), amount(loop, CHUNKS, wide))
+        target = tirx.floordiv(total * cast(index, WIDE), amount(loop, CHUNKS, WIDE))
         search = binary_search(lambda mid: weight(mid) < target, place, high)
         return [put(place, const(0, dtype)), put(high, loop.extent), search]
 
@@ -623,17 +605,6 @@ class Chunks:
         return tirx.IfThenElse(substitute(condition, {self.rows.row: owner}), joins, None)
 
 
-def refusal(loop: tirx.For, pointers: set[str]) -> str | None:
-    """Return the reason why the rows of a loop cannot be split; None if they can."""
-    if CHUNKS not in loop.annotations or PARALLEL_MARK not in loop.annotations:
-        return "the loop is not shared out"
-    try:
-        RowParts(loop, pointers)
-    except Unsplittable as error:
-        return str(error)
-    return None
-
-
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SplitMergePath")
 def SplitMergePath(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Split every annotated loop of a function by merge path, where `RowParts` supports it."""
@@ -644,8 +615,12 @@ def SplitMergePath(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
     def split(loop: tirx.For) -> tirx.Stmt | None:
         if CARRY not in loop.annotations:
             return None
-        why = refusal(loop, pointers)
-        return Chunks(RowParts(loop, pointers)).whole() if why is None else refused(loop, CARRY, why)
+        if CHUNKS not in loop.annotations or PARALLEL_MARK not in loop.annotations:
+            return refused(loop, CARRY, "the loop is not split among threads")
+        try:
+            return Chunks(RowParts(loop, pointers)).whole()
+        except Unsplittable as error:
+            return refused(loop, CARRY, str(error))
 
     return each_loop(func, outer=split)
 
@@ -659,7 +634,6 @@ __all__ = [
     "Unsplittable",
     "balance",
     "neutral",
-    "refusal",
     "work_before",
     "work_before_step",
 ]

@@ -265,11 +265,6 @@ class _Promoter:
     def rewrite(self, node: Any) -> Any:
         """Widen the 16-bit arithmetic inside `node`; its type is unchanged."""
 
-        def on_load(load: ir.TensorLoad, mutator: Any) -> Any:
-            if load.source in self.local:
-                return tirx.Cast(str(load.ty.dtype), self.wide(load))
-            return mutator.default_mutate(load)
-
         def on_arithmetic(expr: Any, mutator: Any) -> Any:
             return tirx.Cast(str(expr.ty.dtype), self.wide(expr)) if _is_half(expr) else mutator.default_mutate(expr)
 
@@ -294,8 +289,8 @@ class _Promoter:
 
     def call(self, node: ir.Call, mutator: Any) -> ir.Expr:
         """Rewrite ``address_of`` an element to that of its float32 replacement."""
-        is_held = dialect.function_of(node) == "address_of" and node.args[0].source in self.local
-        return tirx.address_of(self.wide(node.args[0])) if is_held else mutator.default_mutate(node)
+        is_widened = dialect.function_of(node) == "address_of" and node.args[0].source in self.local
+        return tirx.address_of(self.wide(node.args[0])) if is_widened else mutator.default_mutate(node)
 
     def store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
         """Rewrite a store to compute its value in float32."""
@@ -345,16 +340,16 @@ class _RoundedSums:
         self.running = {s.buffer for s in stores if _is_running(s)}
         self.loops: list[tirx.For] = []
         self.updated: dict[Var, None] = {}
-        self.found: dict[Var, None] = {}
+        self.repeated: dict[Var, None] = {}
         self.parts: dict[Var, Var] = {}  # arrays that are added to others element by element
 
-    def look(self, body: tirx.Stmt) -> None:
+    def visit(self, body: tirx.Stmt) -> None:
         """Collect the arrays that the statements of a function update several times."""
         before: set[Var] = set()
         for stmt in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
             self.updated = {}
             structural_mutate(stmt, [(tirx.For, self.on_for), (tirx.BufferStore, self.on_store)])
-            self.found |= {b: None for b in self.updated if b in before}
+            self.repeated |= {b: None for b in self.updated if b in before}
             before |= set(self.updated)
 
     def on_for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
@@ -370,17 +365,17 @@ class _RoundedSums:
         """Record the array of a running sum."""
         target = node.buffer
         is_in_memory = str(target.ty.dtype) in HALVES and str(target.ty.storage_scope) != "local"
-        if not is_in_memory or target in self.found or not (_is_running(node) or self._is_rest(node)):
+        if not is_in_memory or target in self.repeated or not (_is_running(node) or self._writes_sum(node)):
             return node
         self.updated[target] = None
         update = Update.of(node)
         if update is not None and isinstance(update.term, ir.TensorLoad):
             self.parts[update.term.source] = target
         if any(is_shared(target, loop, self.facts) for loop in self.loops):
-            self.found[target] = None
+            self.repeated[target] = None
         return node
 
-    def _is_rest(self, store: tirx.BufferStore) -> bool:
+    def _writes_sum(self, store: tirx.BufferStore) -> bool:
         """Return whether a store writes a running sum in registers that was initialized from the same array."""
         registers = {load.source for load in collect(store.value, ir.TensorLoad)} & self.running
         return any((store.buffer, x) in self.begun for x in registers)
@@ -401,7 +396,7 @@ def _is_running(store: tirx.BufferStore) -> bool:
     return any(is_element(load, store) for x in steps for load in collect(x, ir.TensorLoad))
 
 
-def _lent(func: tirx.PrimFunc) -> set[Var]:
+def _addressed(func: tirx.PrimFunc) -> set[Var]:
     """Return the arrays that are read by address, which must keep 16-bit elements."""
     calls = [c for store in collect(func.body, tirx.BufferStore) for c in collect(store.value, ir.Call)]
     return {c.args[0].source for c in calls if dialect.function_of(c) == "address_of"}
@@ -410,11 +405,11 @@ def _lent(func: tirx.PrimFunc) -> set[Var]:
 def _sums(func: tirx.PrimFunc) -> list[Var]:
     """Return the 16-bit arrays to accumulate in float32, including the function's own arrays of partial sums."""
     sums = _RoundedSums(func)
-    sums.look(func.body)
-    lent = _lent(func) if sums.found else set()
-    parts = [part for part, whole in sums.parts.items() if whole in sums.found and part not in sums.found]
+    sums.visit(func.body)
+    addressed = _addressed(func) if sums.repeated else set()
+    parts = [part for part, whole in sums.parts.items() if whole in sums.repeated and part not in sums.repeated]
     allocated = {a.buffer for a in collect(func.body, tirx.AllocBuffer)}
-    return [b for b in [*sums.found, *(p for p in parts if p in allocated)] if b not in lent]
+    return [b for b in [*sums.repeated, *(p for p in parts if p in allocated)] if b not in addressed]
 
 
 def _copy(source: Var, target: Var) -> tirx.Stmt:

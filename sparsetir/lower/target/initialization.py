@@ -10,7 +10,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir.rewriting import all_same, collect, conjunction, conjuncts, mentions, seq, substitute
+from sparsetir.ir.rewriting import all_same, collect, conjunction, conjuncts, is_element, mentions, seq, substitute
 from sparsetir.ir.views import INDEPENDENT, INIT, REDUCE, STORED, Axis, Entry, Program, SpIter, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.accesses import bindings
@@ -255,9 +255,7 @@ def keeps_old(init: tirx.Stmt) -> bool:
     """Return whether an initialisation only keeps the old value: ``c[vi] = c[vi]``."""
     while isinstance(init, tirx.IfThenElse):
         init = init.then_case
-    if not isinstance(init, tirx.BufferStore) or not isinstance(init.value, ir.TensorLoad):
-        return False
-    return init.value.source.same_as(init.buffer) and all_same(list(init.value.indices), list(init.indices))
+    return isinstance(init, tirx.BufferStore) and is_element(init.value, init)
 
 
 def without_init(realize: s_tir.SBlockRealize, name: str | None = None) -> s_tir.SBlockRealize:

@@ -21,6 +21,7 @@ from sparsetir.ir.rewriting import (
     disjunction,
     folded,
     get,
+    is_number,
     mentions,
     moves_by_one,
     opaque,
@@ -33,7 +34,7 @@ from sparsetir.ir.rewriting import (
 )
 from sparsetir.ir.views import cast, const, substitute_args
 from sparsetir.ir.visitor import structural_mutate, structural_walk
-from sparsetir.lower.loops import SERIAL, binary_search
+from sparsetir.lower.loops import SERIAL, allocated_buffers, binary_search, defined_vars, with_body
 
 # The steps of a union of axes as statements that compute the coordinate of a step and its entry in each member.
 #
@@ -216,15 +217,15 @@ def _first_of(member: Member, coord: ir.Expr, at: Var) -> list[tirx.Stmt]:
 # schedule has changed, and those with several searches, are unchanged: there, a search starts where the last one ended.
 
 
-def walk_intersections(func: tirx.PrimFunc) -> tirx.PrimFunc:
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WalkIntersections")
+def WalkIntersections(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite every loop that intersects two sorted axes, outer ones first."""
-    body = structural_mutate(func.body, [(tirx.For, _intersection_on_loop)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        call = _walk_intersection(node)
+        return mutator.default_mutate(node) if call is None else mutator.mutate(_along_both(node, call))
 
-def _intersection_on_loop(node: tirx.For, mutator: Any) -> tirx.Stmt:
-    call = _walk_intersection(node)
-    return mutator.default_mutate(node) if call is None else mutator.mutate(_along_both(node, call))
+    return with_body(func, structural_mutate(func.body, [(tirx.For, on_for)]))
 
 
 def _walk_intersection(node: tirx.For) -> Call | None:
@@ -245,14 +246,10 @@ def _walk_intersection(node: tirx.For) -> Call | None:
     written = {s.buffer for s in collect(body, tirx.BufferStore)}
     if any(x.source in written for part in (first, count, coord) for x in collect(part, ir.TensorLoad)):
         return None
-    decides = any(_is_found(c, calls[0]) for c in conjuncts(body.condition))
-    return (
-        calls[0] if decides and not any(dialect.is_call(c, *dialect.FIND) for c in _inner_searches(calls[0])) else None
-    )
-
-
-def _inner_searches(call: Call) -> list[Call]:
-    return [c for part in call.args[:3] for c in collect(part, Call)]
+    inner_calls = [c for part in (first, count, coord) for c in collect(part, Call)]
+    if any(dialect.is_call(c, *dialect.FIND) for c in inner_calls):
+        return None
+    return calls[0] if any(_is_found(c, calls[0]) for c in conjuncts(body.condition)) else None
 
 
 def _is_found(condition: ir.Expr, call: Call) -> bool:
@@ -293,12 +290,6 @@ def _where_equal(node: tirx.For, call: Call, places: list[Var], heads: list[Var]
     body = node.body.then_case if not remaining else tirx.IfThenElse(conjunction(remaining), node.body.then_case, None)
     merged_body = structural_mutate(body, [(Call, on_call)])
     return tirx.IfThenElse(heads[0].equal(heads[1]), substitute(merged_body, {node.loop_var: places[0]}), None)
-
-
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WalkIntersections")
-def WalkIntersections(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite the intersecting loops of a function by `walk_intersections`."""
-    return walk_intersections(func)
 
 
 # Union: a loop over the steps of a union of two sorted axes becomes three loops: both axes have entries left, only the
@@ -370,15 +361,15 @@ class _Step:
         return opaque_value
 
 
-def walk_unions(func: tirx.PrimFunc) -> tirx.PrimFunc:
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WalkUnions")
+def WalkUnions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite every loop over the steps of a union, outer ones first."""
-    body = structural_mutate(func.body, [(tirx.For, _union_on_loop)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        call = _walk_union(node)
+        return mutator.default_mutate(node) if call is None else mutator.mutate(_phases(node, call))
 
-def _union_on_loop(node: tirx.For, mutator: Any) -> tirx.Stmt:
-    call = _walk_union(node)
-    return mutator.default_mutate(node) if call is None else mutator.mutate(_phases(node, call))
+    return with_body(func, structural_mutate(func.body, [(tirx.For, on_for)]))
 
 
 def _walk_union(node: tirx.For) -> Call | None:
@@ -415,7 +406,7 @@ def _phases(node: tirx.For, call: Call) -> tirx.Stmt:
     dtype = str(call.ty.dtype)
     members, before = _with_named_searches(members_of(call))
     at = [cell(f"at_{k}", dtype) for k in range(2)]
-    counts = [Var(f"count_{k}", ir.PrimType(dtype)) for k in range(2)]
+    counts = _variables("count", dtype)
     start = [*alloc(*at), *(put(a, const(0, dtype)) for a in at)]
     bounds = [tirx.Bind(n, m.count) for n, m in zip(counts, members, strict=True)]
     left = [get(a) < n for a, n in zip(at, counts, strict=True)]
@@ -480,7 +471,7 @@ def _body(node: tirx.For, call: Call, members: list[Member], step: _Step) -> tir
         if dialect.is_if_then_else(c):
             k = _asked(c.args[0], call)
             if k in (0, 1):
-                if hides and _is_absent(step.here[k]):
+                if hides and is_number(step.here[k], 0):
                     return step.absent(mutator.mutate(c.args[2]))
                 return _chosen(step, k, _at_place(c.args[1], call, k, step.places[k]), c, mutator)
         if not _asks(c, call):
@@ -498,14 +489,9 @@ def _body(node: tirx.For, call: Call, members: list[Member], step: _Step) -> tir
     return renewed(seq(*step.chosen, body))
 
 
-def _is_absent(here: ir.Expr) -> bool:
-    return isinstance(here, tirx.IntImm) and not int(here)
-
-
 def _defined(body: tirx.Stmt) -> list[Var]:
     """Return the variables and arrays that a body defines."""
-    variables = [b.var for b in collect(body, tirx.Bind)] + [f.loop_var for f in collect(body, tirx.For)]
-    return variables + [a.buffer for a in collect(body, tirx.AllocBuffer)] + [x.var for x in collect(body, tirx.Let)]
+    return [*defined_vars(body), *allocated_buffers(body)]
 
 
 def _asked(test: ir.Expr, call: Call) -> int | None:
@@ -545,9 +531,3 @@ def _may_be_read(value: ir.Expr, place: Var) -> bool:
     structural_walk(value, (ir.Expr, lambda x: kinds.append(isinstance(x, ARITHMETIC))))
     loads = [x for x in collect(value, ir.TensorLoad) if mentions(x.indices, [place])]
     return all(kinds) and all(len(x.indices) == 1 and moves_by_one(x.indices[0], place) for x in loads)
-
-
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WalkUnions")
-def WalkUnions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite the loops over unions of a function by `walk_unions`."""
-    return walk_unions(func)

@@ -28,10 +28,10 @@ from sparsetir.ir.rewriting import (
     substitute,
 )
 from sparsetir.ir.views import Entry, SpIter, const, substitute_args
-from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.iterations.access import Scope
 from sparsetir.lower.iterations.nest import SPATIAL, NestLevel, extend, place, realize, where_present, wrap
-from sparsetir.lower.loops import PARALLEL, SERIAL, VECTORIZED, binary_search, with_
+from sparsetir.lower.loops import PARALLEL, SERIAL, VECTORIZED, binary_search, with_, with_body
 from sparsetir.lower.target.merge_loops import UnionMerge, emit_walk
 from sparsetir.utils.caches import cached_property
 
@@ -194,10 +194,6 @@ class FindLowerer:
         self.frames: list[Frame] = []
         self.level_of: dict[Var, int] = {}
 
-    def function(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
-        """Lower the searches of a whole function."""
-        return tirx.PrimFunc(func.params, self.stmt(func.body), func.ret_type, func.attrs)
-
     # ------------------------------------------------------------------ expressions
 
     def expr(self, node: Any, conditions: list[ir.Expr] | None = None) -> Any:
@@ -288,13 +284,12 @@ class FindLowerer:
         frame = Frame(node)
         self.frames.append(frame)
         out = self._inner(node)
-        emitted = [s for placed in frame.placed for s in self._emitted(placed)]
+        emitted: list[tirx.Stmt] = []
+        for x in frame.placed:
+            emitted += [emit_walk(x)] if isinstance(x, UnionMerge) else emit_search(x, self._finger(x))
         self.frames.pop()
         cells = [s for f in frame.fingers for s in (*alloc(f), put(f, const(0, str(f.ty.dtype))))]
         return seq(*cells, *frame.starts, *emitted, out)
-
-    def _emitted(self, placed: CoordinateSearch | UnionMerge) -> list[tirx.Stmt]:
-        return [emit_walk(placed)] if isinstance(placed, UnionMerge) else emit_search(placed, self._finger(placed))
 
     def _finger(self, search: CoordinateSearch) -> Var | None:
         """Return a cell that persists across the loops of one thread, if the search strategy uses one."""
@@ -334,7 +329,7 @@ class FindLowerer:
         extent = self.frames[-1].extent = self.expr(node.extent)
         body = self.stmt(node.body)
         # A search that depends on a vector lane cannot run in lockstep with the other lanes.
-        kind = SERIAL if node.kind == VECTORIZED and _has_while(body) else node.kind
+        kind = SERIAL if node.kind == VECTORIZED and collect(body, tirx.While) else node.kind
         return with_(node, extent=extent, kind=kind, body=body)
 
 
@@ -374,27 +369,17 @@ def _is_loop(node: tirx.Stmt, kind: tirx.ForKind) -> bool:
 
 
 def _loaded(node: Any) -> list[Var]:
-    arrays: list[Var] = []
-    structural_walk(node, (ir.TensorLoad, lambda x: arrays.append(x.source)))
-    return arrays
-
-
-def _has_while(body: tirx.Stmt) -> bool:
-    hit: list[int] = []
-    structural_walk(body, (tirx.While, lambda _: hit.append(1)))
-    return bool(hit)
+    return [load.source for load in collect(node, ir.TensorLoad)]
 
 
 def _searches(node: Any) -> bool:
-    hit: list[int] = []
-    structural_walk(node, (Call, lambda c: hit.append(1) if dialect.is_call(c, *dialect.FIND) else None))
-    return bool(hit)
+    return any(dialect.is_call(c, *dialect.FIND) for c in collect(node, Call))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.LowerFind")
 def LowerFind(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Lower the searches of a function by `FindLowerer`."""
-    return FindLowerer().function(func) if _searches(func.body) else func
+    return with_body(func, FindLowerer().stmt(func.body)) if _searches(func.body) else func
 
 
 # Precompute the searches of an iteration into a buffer, before its loops.

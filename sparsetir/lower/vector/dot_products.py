@@ -45,7 +45,7 @@ from tvm.ir import Var
 
 from sparsetir.intrin.llvm_ir import LANES, functions, reading, widening_functions
 from sparsetir.ir import dialect
-from sparsetir.ir.rewriting import all_same, collect, mentions, moves_by_one, seq, substitute
+from sparsetir.ir.rewriting import collect, is_element, mentions, moves_by_one, seq, substitute
 from sparsetir.ir.views import REDUCE, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis import accesses
@@ -107,14 +107,12 @@ def parse(loop: tirx.For, *, takes_sums: bool = False) -> ProductNest | None:
             return None
     if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add) or len(loops) < 2:
         return None
-    own, terms = body.value.a, [uncast(body.value.b)]
+    terms = [uncast(body.value.b)]
     while takes_sums and isinstance(terms[0], tirx.Add):
         terms = [uncast(terms[0].a), uncast(terms[0].b), *terms[1:]]
-    is_own = isinstance(own, ir.TensorLoad) and own.source.same_as(body.buffer)
-    is_own = is_own and all_same(own.indices, body.indices)
     if any("int" in str(term.ty.dtype) and str(term.ty.dtype) != str(body.value.ty.dtype) for term in terms):
         return None  # A product of narrower integers may wrap around.
-    if not is_own or not all(isinstance(term, tirx.Mul) for term in terms):
+    if not is_element(body.value.a, body) or not all(isinstance(term, tirx.Mul) for term in terms):
         return None
     first, *others = (_factors(loops, guards, body, term) for term in terms)
     if first is None or any(other is None for other in others):

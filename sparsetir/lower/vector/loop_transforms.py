@@ -17,6 +17,7 @@ from sparsetir.ir.rewriting import (
     collect,
     conjunction,
     conjuncts,
+    is_number,
     mentions,
     moves_by_one,
     renewed,
@@ -25,7 +26,7 @@ from sparsetir.ir.rewriting import (
     substitute,
 )
 from sparsetir.ir.views import const
-from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.independence import ArrayFacts
 from sparsetir.lower.annotations import UNROLL, VECTOR, padded_rows
 from sparsetir.lower.loops import (
@@ -90,7 +91,7 @@ def _lane(tiles: tirx.For, store: tirx.BufferStore) -> tirx.For | None:
         return None
     (lane,) = lanes
     gap = sym.Analyzer().simplify(store.indices[-1] - tiles.loop_var * lane.extent - lane.loop_var)
-    return lane if isinstance(gap, tirx.IntImm) and int(gap) == 0 else None
+    return lane if is_number(gap, 0) else None
 
 
 def _inner(body: tirx.Stmt) -> tirx.For | None:
@@ -427,29 +428,18 @@ DEFAULT_VECTOR = 8  # lanes of a vector where the schedule does not say
 
 def _checks(body: tirx.Stmt, outer: Var) -> list[tirx.IfThenElse]:
     """Return the bounds checks ``outer * tile + lane < limit`` below `body`."""
-    conditions: list[tirx.IfThenElse] = []
-
-    def on_if(node: tirx.IfThenElse) -> None:
-        if isinstance(node.condition, tirx.LT) and mentions(node.condition.a, [outer]) and node.else_case is None:
-            conditions.append(node)
-
-    structural_walk(body, (tirx.IfThenElse, on_if))
-    return conditions
+    branches = [b for b in collect(body, tirx.IfThenElse) if isinstance(b.condition, tirx.LT) and b.else_case is None]
+    return [b for b in branches if mentions(b.condition.a, [outer])]
 
 
 def vector_loops(body: tirx.Stmt) -> list[tirx.For]:
     """Return the vectorized loops of a statement."""
-    vectorized: list[tirx.For] = []
-    on_for = lambda f: vectorized.append(f) if f.kind == VECTORIZED else None  # noqa: E731
-    structural_walk(body, (tirx.For, on_for))
-    return vectorized
+    return [loop for loop in collect(body, tirx.For) if loop.kind == VECTORIZED]
 
 
 def _is_check(condition: ir.Expr, loop: tirx.For, lane: tirx.For, limit: ir.Expr) -> bool:
-    tile = lane.extent
-    expected = loop.loop_var * tile + lane.loop_var
-    gap = tvm.sym.Analyzer().simplify(condition.a - expected)
-    return isinstance(gap, tirx.IntImm) and int(gap) == 0 and same(condition.b, limit)
+    expected = loop.loop_var * lane.extent + lane.loop_var
+    return is_number(sym.Analyzer().simplify(condition.a - expected), 0) and same(condition.b, limit)
 
 
 def match(loop: tirx.For) -> tuple[int, ir.Expr] | None:
@@ -520,8 +510,7 @@ class _Tile:
         def is_column(load: ir.TensorLoad) -> bool:
             if load.source not in padded or len(load.indices) != 2 or mentions([load.indices[0]], [lane.loop_var]):
                 return False
-            gap = analyzer.simplify(load.indices[1] - column)
-            return isinstance(gap, tirx.IntImm) and int(gap) == 0
+            return is_number(analyzer.simplify(load.indices[1] - column), 0)
 
         loads = (x for x in collect(lane.body, ir.TensorLoad) if mentions(list(x.indices), [lane.loop_var]))
         return all(load.source in own or is_column(load) for load in loads)
@@ -676,12 +665,17 @@ class _Remainder:
 
     def _pieces(self, count: int, width: int, begin: ir.Expr) -> list[ColumnPiece]:
         """Return `count` vectors from `begin` on, the last one at the end of the row; neighbours are merged."""
+        last = ColumnPiece(self.limit - self.number(width), width, (count - 1) * width)
+        return [*self._merged(count - 1, width, begin), last]
+
+    def _merged(self, count: int, width: int, begin: ir.Expr) -> list[ColumnPiece]:
+        """Return `count` vectors from `begin` on, neighbours merged to pieces whose number is a power of two."""
         pieces, at = [], 0
-        while at < count - 1:
-            together = 1 << (count - 1 - at).bit_length() - 1
+        while at < count:
+            together = 1 << (count - at).bit_length() - 1
             pieces.append(ColumnPiece(begin + self.number(at * width), together * width, at * width))
             at += together
-        return [*pieces, ColumnPiece(self.limit - self.number(width), width, at * width)]
+        return pieces
 
     def _constant(self, limit: int) -> list[ColumnPiece]:
         rest = limit % self.tile
@@ -704,12 +698,7 @@ class _Remainder:
         count = -(-rest // width)
         if rest % width == 0:
             return []
-        pieces, at = [], 0
-        while at < count:
-            together = 1 << (count - at).bit_length() - 1
-            pieces.append(ColumnPiece(self.number(limit - rest + at * width), together * width, at * width))
-            at += together
-        return pieces
+        return self._merged(count, width, self.number(limit - rest))
 
     def padded(self, length: int, emit: Callable[..., tirx.Stmt]) -> tirx.Stmt | None:
         """Emit one pass with whole vectors where rows of `length` elements are read; each column is stored once."""

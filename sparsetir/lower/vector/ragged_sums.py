@@ -31,6 +31,7 @@ from sparsetir.ir.rewriting import (
 )
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.analysis.accesses import uncast
 from sparsetir.lower.annotations import BLOCK, STRUCTURE, SUM, names_in, refused
 from sparsetir.lower.loops import (
     SERIAL,
@@ -92,7 +93,7 @@ class _Reads:
     computed : list of BufferLoad
         Elements whose subscripts are computed from elements along the row.
     conditional : list of BufferLoad
-        Those of the last two that are read under conditions only, such as one that a search has found them.
+        Those of the last two that are only read under a condition, such as that a search succeeded.
     """
 
     along: list[ir.TensorLoad] = field(default_factory=list)
@@ -134,14 +135,8 @@ def _condition(call: ir.Call, mutator: Any) -> ir.Expr:
 
 def _is_gathered(load: ir.TensorLoad, var: Var, structure: set[str]) -> bool:
     """Return whether every subscript that depends on `var` is an element of an index array along the row."""
-    for index in load.indices:
-        while isinstance(index, tirx.Cast):
-            index = index.value
-        if not mentions(index, [var]):
-            continue
-        if not isinstance(index, ir.TensorLoad) or str(index.source.name) not in structure or not is_along(index, var):
-            return False
-    return True
+    moving = [uncast(index) for index in load.indices if mentions(index, [var])]
+    return all(isinstance(i, ir.TensorLoad) and str(i.source.name) in structure and is_along(i, var) for i in moving)
 
 
 def _is_computed(load: ir.TensorLoad, var: Var) -> bool:

@@ -20,6 +20,8 @@ from sparsetir.ir.rewriting import (
     conjuncts,
     disjunction,
     factors,
+    is_element,
+    is_number,
     mentions,
     product,
     same,
@@ -160,20 +162,18 @@ def _sites(loop: tirx.For) -> list[StoreSite] | None:
 
 def _runs(loops: list[tirx.For], lanes: list[Var], moving: list[Var]) -> list[ir.Expr] | None:
     """Return the conditions that loops around a store are not empty; None if lanes and other loops decide together."""
-    found = []
+    conditions: list[ir.Expr] = []
     for loop in loops:
         if mentions(loop.extent, lanes) and mentions(loop.extent, moving):
             return None
         if not isinstance(loop.extent, tirx.IntImm):
-            found += [*_conditions(loop.extent), loop.extent > const(0, str(loop.extent.ty.dtype))]
-    return found
+            conditions += [*_conditions(loop.extent), loop.extent > const(0, str(loop.extent.ty.dtype))]
+    return conditions
 
 
 def _conditions(extent: ir.Expr) -> list[ir.Expr]:
     """Return the conditions without which an extent is 0."""
-    if is_if_then_else(extent) and isinstance(extent.args[2], tirx.IntImm) and int(extent.args[2]) == 0:
-        return conjuncts(extent.args[0])
-    return []
+    return conjuncts(extent.args[0]) if is_if_then_else(extent) and is_number(extent.args[2], 0) else []
 
 
 def _is_too_wide(lanes: list[tirx.For], inner: list[Var]) -> bool:
@@ -204,8 +204,7 @@ def _agree(sites: list[StoreSite], loop: tirx.For) -> bool:
 
 def _own_loads(store: tirx.BufferStore) -> list[ir.TensorLoad]:
     """Return the loads of the element that the store writes."""
-    loads = collect(store.value, ir.TensorLoad)
-    return [x for x in loads if x.source.same_as(store.buffer) and all_same(list(x.indices), list(store.indices))]
+    return [load for load in collect(store.value, ir.TensorLoad) if is_element(load, store)]
 
 
 def _around(lanes: list[tirx.For], body: tirx.Stmt, guards: list[ir.Expr]) -> tirx.Stmt:
@@ -234,8 +233,8 @@ def _initial(stmt: tirx.Stmt, site: StoreSite) -> ir.Expr | None:
         return None
     other = StoreSite(stmt, lanes, guards, [])
     indices = [other.at(site.lanes, i) for i in stmt.indices]
-    held = [other.at(site.lanes, g) for g in guards]
-    agree = all_same(indices, list(site.store.indices)) and all_same(held, site.guards)
+    own_guards = [other.at(site.lanes, g) for g in guards]
+    agree = all_same(indices, list(site.store.indices)) and all_same(own_guards, site.guards)
     return other.at(site.lanes, stmt.value) if agree else None
 
 
@@ -392,17 +391,17 @@ def _matches(loop: tirx.For) -> list[Sum]:
     return matched if is_one else []
 
 
-def _factored(found: Sum) -> tuple[Var, tirx.Stmt, tirx.Stmt, tirx.Stmt]:
+def _factored(total: Sum) -> tuple[Var, tirx.Stmt, tirx.Stmt, tirx.Stmt]:
     """Return a local array for the sum of the varying factors, and its initialisation, its update and its use."""
-    store, lanes, kind = found.store, found.lanes, str(found.store.buffer.ty.dtype)
+    store, lanes, kind = total.store, total.lanes, str(total.store.buffer.ty.dtype)
     size = math.prod(most(f.extent) or 1 for f in lanes)
     fiber = tirx.decl_buffer([size], kind, name="fiber", scope="local", layout=None)
     at = [place_of(lanes)]
-    held = tirx.BufferLoad(fiber, at)
+    fiber_sum = tirx.BufferLoad(fiber, at)
     clear = each_lane(lanes, tirx.BufferStore(fiber, const(0, kind), at))
-    term = each_lane(lanes, tirx.BufferStore(fiber, held + product(found.moving), at))
-    total = store.value.a + product([*found.fixed, held])
-    return fiber, clear, term, each_lane(lanes, tirx.BufferStore(store.buffer, total, store.indices))
+    term = each_lane(lanes, tirx.BufferStore(fiber, fiber_sum + product(total.moving), at))
+    value = store.value.a + product([*total.fixed, fiber_sum])
+    return fiber, clear, term, each_lane(lanes, tirx.BufferStore(store.buffer, value, store.indices))
 
 
 def factor(loop: tirx.For) -> tirx.Stmt | None:

@@ -31,7 +31,7 @@ from tvm.ir import Var
 
 from sparsetir.intrin.llvm_ir import LANES, row_functions
 from sparsetir.ir import dialect
-from sparsetir.ir.rewriting import factors, is_along, mentions, same, seq, substitute
+from sparsetir.ir.rewriting import factors, is_along, mentions, same, seq, substitute, summands
 from sparsetir.ir.views import const
 from sparsetir.lower.loops import serial
 from sparsetir.lower.vector.dot_products import IMPORT, PAIRS, SIGN_BITS, WORD, bind, is_zero, mask
@@ -194,7 +194,7 @@ def match(term: ir.Expr, along: Var, result: str) -> RowProducts | None:
     args: the term of a sum without factors that do not move, the loop's variable, the dtype of the result.
     """
     pairs: list[Pair] = []
-    for summand in _summands(term):
+    for summand in summands(term):
         rows = [row for factor in factors(summand) if (row := _row(factor, along, result)) is not None]
         if len(rows) != 2 or len(factors(summand)) != 2:
             return None
@@ -203,10 +203,6 @@ def match(term: ir.Expr, along: Var, result: str) -> RowProducts | None:
     if len(dtypes) != 1 or result not in PAIRS.get(dtypes.pop(), ()):
         return None
     return RowProducts(tuple(pairs), along)
-
-
-def _summands(term: ir.Expr) -> list[ir.Expr]:
-    return [*_summands(term.a), *_summands(term.b)] if isinstance(term, tirx.Add) else [term]
 
 
 def _row(factor: ir.Expr, along: Var, result: str) -> RowFactor | None:

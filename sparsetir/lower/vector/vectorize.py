@@ -46,6 +46,7 @@ from sparsetir.lower.loops import (
     VECTORIZED,
     Update,
     each_loop,
+    join_neighbours,
     presence,
     serial,
     unrolled,
@@ -676,23 +677,16 @@ def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
             return _emit(dot, None, None, 1)
         return refused(mutator.default_mutate(node), DOT, "it is no sum, maximum or minimum along one element")
 
+    def join(before: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt | None:
+        """Vectorize a reduction that the store before it initialises."""
+        dot = match(stmt, before) if isinstance(stmt, tirx.For) else None
+        return _emit(dot, None, None, 1) if dot is not None and dot.is_whole else None
+
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
-        return seq(*(mutator.mutate(s) for s in _joined(list(node.seq))))
+        return seq(*(mutator.mutate(s) for s in join_neighbours(node.seq, join)))
 
     body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
     return with_body(func, body)
-
-
-def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
-    """Vectorize reductions in a sequence that are initialised by the store before them."""
-    out: list[tirx.Stmt] = []
-    for stmt in stmts:
-        dot = match(stmt, out[-1]) if out and isinstance(stmt, tirx.For) else None
-        if dot is not None and dot.is_whole:
-            out[-1] = _emit(dot, None, None, 1)
-        else:
-            out.append(stmt)
-    return out
 
 
 # --------------------------------------------------------------------------------------- scalarisation
