@@ -263,6 +263,14 @@ def copied(target: Var, to: list[ir.Expr], source: Var, at: list[ir.Expr]) -> Ca
     return lambda e: stored(target, to, tirx.BufferLoad(source, [*at, *e]))(e)
 
 
+def taken_out(arrays: Sequence[Var], at: list[ir.Expr], out: Output, place: ir.Expr) -> list[tirx.Stmt]:
+    """Copy the elements of a coordinate to an entry of the output, and reset them to their initial values."""
+    stmts: list[tirx.Stmt] = []
+    for array, values, initial, block in zip(arrays, out.values, out.initial, out.blocks, strict=True):
+        stmts += [each(block, copied(values, [place], array, at)), each(block, stored(array, at, initial))]
+    return stmts
+
+
 def add(target: Var, amount: ir.Expr | int) -> tirx.Stmt:
     """Add an amount to a cell."""
     dtype = str(target.ty.dtype)
@@ -339,8 +347,7 @@ class Ranked:
     def __post_init__(self) -> None:
         room = -(-(self.most + 1) // LANES) * LANES
         self.listed, self.ranks = (
-            tirx.decl_buffer([room], dtype, name=name, scope="local", layout=None)
-            for name, dtype in (("listed", self.dtype), ("ranks", self.dtype))
+            tirx.decl_buffer([room], self.dtype, name=name, scope="local", layout=None) for name in ("listed", "ranks")
         )
 
     def begin(self) -> list[tirx.Stmt]:
@@ -370,12 +377,7 @@ class Ranked:
         place = Var("place", ir.PrimType(LONG))
         stmts += [tirx.Bind(place, get(self.out.pos) + cast(tirx.BufferLoad(self.ranks, [step]), LONG))]
         stmts += [tirx.BufferStore(self.out.keys, cast(key, str(self.out.keys.ty.dtype)), [place])]
-        parts = zip(self.arrays, self.out.values, self.out.initial, self.out.blocks, strict=True)
-        for array, values, initial, block in parts:
-            stmts += [
-                each(block, copied(values, [place], array, place_of_key)),
-                each(block, stored(array, place_of_key, initial)),
-            ]
+        stmts += taken_out(self.arrays, place_of_key, self.out, place)
         return [self.ranked(), serial(step, get(self.out.count), seq(*stmts, clear))]
 
     def ranked(self) -> tirx.Stmt:
@@ -472,13 +474,7 @@ class Marked:
         stmts += [tirx.Bind(place, get(self.out.pos) + get(self.out.count))]
         coordinate = key if self.base is None else self.base + key
         stmts += [tirx.BufferStore(self.out.keys, cast(coordinate, str(self.out.keys.ty.dtype)), [place])]
-        parts = zip(self.arrays, self.out.values, self.out.initial, self.out.blocks, strict=True)
-        for array, values, initial, block in parts:
-            element = [self.chunk, key]
-            stmts += [
-                each(block, copied(values, [place], array, element)),
-                each(block, stored(array, element, initial)),
-            ]
+        stmts += taken_out(self.arrays, [self.chunk, key], self.out, place)
         return [*stmts, add(self.out.count, self.out.counted(place)), put(marks, get(marks) & (get(marks) - long(1)))]
 
 

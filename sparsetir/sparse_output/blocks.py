@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,7 +14,7 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.codegen.cache import Compiled, compile_cached, write_one
+from sparsetir.codegen.cache import Compiled, write_one
 from sparsetir.codegen.target import make_target
 from sparsetir.errors import LoweringError
 from sparsetir.ir.rewriting import collect
@@ -25,6 +25,7 @@ from sparsetir.lower import single
 from sparsetir.ops import sparse_output
 from sparsetir.runtime.signature import LARGEST_INT32, Arguments
 from sparsetir.sparse_output import AccumulatorOptions, Accumulators, AssembledCompiled
+from sparsetir.sparse_output.functions import compiled_functions
 from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.sparse_output.result import OfPatterns, ResultPattern
 from sparsetir.utils.caches import cached_property
@@ -66,7 +67,7 @@ class BlockProduct:
             iteration.kinds == "SRS" and isinstance(body, tirx.BufferStore) and isinstance(init, tirx.BufferStore)
         )
         parts = _parts(program, iteration) if is_plain else None
-        if parts is None or not _lie_so(*parts) or _free(body.value) or _free(init.value):
+        if parts is None or not _are_compressed_rows(*parts) or _free(body.value) or _free(init.value):
             return None
         return cls(*parts, body.value, init.value)
 
@@ -120,7 +121,7 @@ def _are(indices: Any, variables: tuple[Var, Var]) -> bool:
     return len(indices) == 2 and all(x.same_as(v) for x, v in zip(indices, variables, strict=True))
 
 
-def _lie_so(left: SparseBuffer, right: SparseBuffer, result: SparseBuffer) -> bool:
+def _are_compressed_rows(left: SparseBuffer, right: SparseBuffer, result: SparseBuffer) -> bool:
     """Return whether these are matrices in compressed rows of one dtype, the result with computed columns."""
     if len({left.dtype, right.dtype, result.dtype}) > 1 or any(len(b.axes) != 2 for b in (left, right, result)):
         return False
@@ -229,8 +230,7 @@ class BlockedKernel(SparseOutputKernel):
     def inner(self) -> SparseOutputKernel:
         """The kernel of the product of blocks."""
         func = self.product.over(self.sizes)
-        compiled = compile_cached(func, self.compiled.target, self.options, AssembledCompiled)
-        return SparseOutputKernel(cast("AssembledCompiled", compiled))
+        return SparseOutputKernel(compiled_functions(func, self.compiled.target, self.options))
 
     def assemble(self, args: Arguments, top: int | None = None, threshold: Any = None) -> ResultPattern:
         """Compute pattern and values."""
@@ -238,7 +238,7 @@ class BlockedKernel(SparseOutputKernel):
         left, right = self.blocks(self.product.left, args, (r, q)), self.blocks(self.product.right, args, (q, s))
         if left is None or right is None:
             return super().assemble(args, top, threshold)
-        m, n = self._held_shape_of(args)
+        m, n = (int(size.at(args.sizes)) for size in self._shape)
         p = int(Size(self.product.left.axes[1].length).at(args.sizes))
         inner = Arguments(sizes={"m": m // r, "p": p // q, "n": n // s})
         for name, buffer, blocks, shape in (
@@ -249,10 +249,6 @@ class BlockedKernel(SparseOutputKernel):
             inner.arrays |= {name: values, f"indptr_{name}": blocks.indptr, f"indices_{name}": blocks.indices}
             inner.sizes[f"nnz_{name}"] = len(blocks.indices)
         return entries(self.inner.assemble(inner), (r, s), (m, n))
-
-    def _held_shape_of(self, args: Arguments) -> tuple[int, int]:
-        m, n = (int(size.at(args.sizes)) for size in self._shape)
-        return m, n
 
     def blocks(self, buffer: SparseBuffer, args: Arguments, block: tuple[int, int]) -> MatrixBlocks | None:
         """Return the blocks of an operand, cached by its pattern, or None if they are not full."""
@@ -299,8 +295,7 @@ def _by_rows(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape:
 
 def _restored(func: Any, target: str, options: AccumulatorOptions) -> BlockedKernel:
     """Restore a kernel from its pickled state."""
-    compiled = compile_cached(func, tvm.target.Target(target), options.unblocked(), AssembledCompiled)
-    return BlockedKernel(cast("AssembledCompiled", compiled), options)
+    return BlockedKernel(compiled_functions(func, tvm.target.Target(target), options.unblocked()), options)
 
 
 @uncollected
@@ -309,10 +304,7 @@ def assembled_kernel(
 ) -> SparseOutputKernel:
     """Compile a program that computes the pattern of its results."""
     plain = None if options is None else options.unblocked()
-    compiled = cast(
-        "AssembledCompiled",
-        compile_cached(single(program), make_target(target, program), plain, AssembledCompiled),
-    )
+    compiled = compiled_functions(single(program), make_target(target, program), plain)
     if options is None or options.accumulators.block is None:
         return SparseOutputKernel(compiled)
     return BlockedKernel(compiled, options)

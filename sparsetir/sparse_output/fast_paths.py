@@ -21,7 +21,7 @@ from sparsetir.sparse_output import AccumulatorOptions, AssembledProgram
 from sparsetir.sparse_output.accumulators import DUMPS, WORD
 from sparsetir.sparse_output.selection import ordered
 from sparsetir.sparse_output.small import unread
-from sparsetir.sparse_output.workspace import full, merged_places, merged_ranges, moved, popped
+from sparsetir.sparse_output.workspace import chunk_parts, full, merged_places, merged_ranges, popped, without_gaps
 from sparsetir.utils import buffers
 from sparsetir.utils.arguments import is_integer
 from sparsetir.utils.buffers import LEAST_ROOM, BufferPool
@@ -312,19 +312,11 @@ class MergedRows:
 
 def close_gaps(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray, room: tuple[np.ndarray, ...]) -> int:
     """Make the entries of all chunks contiguous; return their number."""
-    if len(first) == 1:
-        return int(indptr[-1])
-    filled = 0
-    for source, begin, end in zip(first.tolist(), ranges[:-1].tolist(), ranges[1:].tolist(), strict=True):
-        if end == begin:
-            continue
-        count = int(indptr[end]) - source
-        if source != filled:
-            indptr[begin + 1 : end + 1] += filled - source
-            for array in room:
-                moved(array, source, filled, count)
-        filled += count
-    return filled
+    if len(first) > 1:
+        parts = chunk_parts(indptr, ranges, first)
+        for array in room:
+            without_gaps(array, parts)
+    return int(indptr[-1])
 
 
 # Small products: one compiled function validates the operands and computes the result, with little overhead.

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.codegen.cache import Compiled
+from sparsetir.codegen.cache import Compiled, compile_cached
 from sparsetir.codegen.pipeline import machine_code
 from sparsetir.errors import LoweringError, VerifyError, own_errors
 from sparsetir.ir.rewriting import alloc, cell, conjunction, get, product, put, renewed, seq, substitute
@@ -376,13 +376,8 @@ class Functions:
         """Return the buffers of all chunks for rows in the order of a mask."""
         width, columns = size("width"), size("columns")
         accumulators = self.arrays(split, width)
-        entered_marks, places = (
-            array("seen", "uint8", split.chunks, width),
-            array("places", "int32", split.chunks, columns),
-        )
-        return StampParams(
-            width, columns, accumulators, entered_marks, places, BitmapParams.new() if looks_up else None
-        )
+        seen, places = array("seen", "uint8", split.chunks, width), array("places", "int32", split.chunks, columns)
+        return StampParams(width, columns, accumulators, seen, places, BitmapParams.new() if looks_up else None)
 
     def ways(
         self,
@@ -781,6 +776,13 @@ class AssembledCompiled(Compiled):
     def of(self, func: tirx.PrimFunc) -> Compiled:
         """Return another program with this target and schedule, not compiled yet."""
         return AssembledCompiled(func, self.target, self.schedule)
+
+
+def compiled_functions(func: tirx.PrimFunc, target: Any, options: AccumulatorOptions | None) -> AssembledCompiled:
+    """Compile the functions of a program, or return those compiled before in this process or on disk."""
+    compiled = compile_cached(func, target, options, AssembledCompiled)
+    assert isinstance(compiled, AssembledCompiled)
+    return compiled
 
 
 __all__ = ["AssembledCompiled", "Functions"]

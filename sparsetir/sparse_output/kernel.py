@@ -16,7 +16,7 @@ from tvm import ir
 from tvm.ir import Var
 
 from sparsetir import interop
-from sparsetir.codegen.cache import Compiled, compile_cached, write_one
+from sparsetir.codegen.cache import Compiled, write_one
 from sparsetir.codegen.export import export
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError, VerifyError
 from sparsetir.ir.rewriting import collect
@@ -30,6 +30,7 @@ from sparsetir.sparse_output import AccumulatorOptions, Accumulators, AssembledC
 from sparsetir.sparse_output.accumulators import DUMPS, FIRST, FUNCTIONS
 from sparsetir.sparse_output.c_functions import AssembledInterface
 from sparsetir.sparse_output.fast_paths import CompressedRows, MergedRows, SmallCalls
+from sparsetir.sparse_output.functions import compiled_functions
 from sparsetir.sparse_output.program import Merge
 from sparsetir.sparse_output.result import ResultPattern, RowOrders, as_object, least_of, rows_axis, top_of
 from sparsetir.sparse_output.rows import LEAST_PARTS, MOST_PARTS, SHIFT
@@ -43,6 +44,7 @@ from sparsetir.sparse_output.workspace import (
     ChunkWorkspace,
     RowBitmaps,
     Stamps,
+    chunk_parts,
     closed,
     full,
     gather,
@@ -110,7 +112,7 @@ class SparseOutputKernel(Saved):
         self.looks_up = self.is_stamped and self.options.looks_up
         self.is_ordered = self.options.orders(self.assembly)
         self._orders = self._row_orders()
-        self._kept = self._kept_of_products()
+        self._part_dtypes = self._segment_dtypes()
         self._merged_rows = self._rows_to_merge()
         self._spare: list[ChunkWorkspace] = []
         self._stamps: list[Stamps] = []
@@ -120,7 +122,7 @@ class SparseOutputKernel(Saved):
         self._little = 0  # calls that a function for small ones could have made
         self._earlier = None if any(r.inner for r in self.assembly.results) else BufferPool(dtypes)
 
-    def _kept_of_products(self) -> list[np.dtype[Any]] | None:
+    def _segment_dtypes(self) -> list[np.dtype[Any]] | None:
         """Return the dtypes of the parts that are stored of each product of a long row, or None without segments."""
         if self.options.accumulators.kind != "segments" or self.assembly.merge is not None:
             return None
@@ -253,8 +255,7 @@ class SparseOutputKernel(Saved):
             reason = "merges rows" if self.assembly.merge is not None else "has several results"
             raise LoweringError(f"{self.name} {reason}: the largest entries are those of one product")
         options = replace(self.options, select=True, limited=True)
-        compiled = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
-        return SparseOutputKernel(cast("AssembledCompiled", compiled))
+        return SparseOutputKernel(compiled_functions(self.func, self.compiled.target, options))
 
     def prepare(self, unnamed: tuple[Any, ...], arguments: dict[str, Any]) -> Arguments:
         """Return the arguments of a call, fully validated."""
@@ -283,7 +284,7 @@ class SparseOutputKernel(Saved):
             return {}
         (iteration,) = program.iterations
         over = dict(zip(iteration.vars, iteration.axes, strict=True))
-        columns = {program.buffers[v].axes[1]: program.buffers[v].name for v in program.buffers if self._fills(v)}
+        columns = {b.axes[1]: b.name for b in program.buffers.values() if b.name in self.rows.matrices}
         listing: dict[str, str] = {}
         for name in self.rows.matrices:
             loads = [x for x in collect(iteration.block, ir.TensorLoad) if str(x.source.name) == name]
@@ -294,10 +295,6 @@ class SparseOutputKernel(Saved):
         # whole.
         chains = {name for name, by in listing.items() if by == name}
         return {name: by for name, by in listing.items() if by != name and by in chains}
-
-    def _fills(self, view: Var) -> bool:
-        """Return whether compressed rows of scipy may fill a buffer as they are."""
-        return self.assembly.source.buffers[view].name in self.rows.matrices
 
     def unknown(self, name: str) -> ArgumentTypeError:
         """Return the error for an argument that a call does not take."""
@@ -365,8 +362,7 @@ class SparseOutputKernel(Saved):
     @cached_property
     def tabled(self) -> SparseOutputKernel:
         """Kernel of the same program that accumulates in hash tables."""
-        compiled = compile_cached(self.func, self.compiled.target, self.options.tabled(), AssembledCompiled)
-        return SparseOutputKernel(cast("AssembledCompiled", compiled))
+        return SparseOutputKernel(compiled_functions(self.func, self.compiled.target, self.options.tabled()))
 
     def is_roomy(self, call: Call) -> bool:
         """Return whether the rows are written before their lengths are known."""
@@ -383,7 +379,7 @@ class SparseOutputKernel(Saved):
         rows = 1 if self._count is None else int(self._count.at(args.sizes))
         width = self._width(args.sizes)
         common = argument_list(self.signature, args, without=self._results)
-        initial = [self._initial(n) for n in range(len(self.assembly.results))]
+        initial = [result.initial.value for result in self.assembly.results]
         if self.assembly.merge is not None:
             pointers = [args.arrays[str(a.indptr.name)] for a in self.assembly.merge.members if a.indptr is not None]
             # Merged rows need no accumulators, however wide they are.
@@ -391,7 +387,7 @@ class SparseOutputKernel(Saved):
         cost, bound, lookups = self.counted(args, common, rows)
         order = None if self._orders is None else self._orders.of(args, bound, self._columns(args))
         ranges = shared_out(cost if order is None else cost[order])
-        most_products = 0 if self._kept is None else int(cost.max(initial=ROW_WORK)) - ROW_WORK
+        most_products = 0 if self._part_dtypes is None else int(cost.max(initial=ROW_WORK)) - ROW_WORK
         self.keep_counts(cost)
         return Call(
             common, args.sizes, rows, width, bound, ranges, initial, order=order, lookups=lookups, entered=most_products
@@ -488,7 +484,7 @@ class SparseOutputKernel(Saved):
             self.run(name, *call.split, indptr[1:], total, first, keys, *values, faults)
         if faults.any():  # validated arrays were changed meanwhile, or the checks are off
             raise StructureError(f"the rows that {self.name} merges are not sorted, or changed during the call")
-        parts = self.parts(call, indptr, first)
+        parts = chunk_parts(indptr, call.ranges, first)
         keys, *values = (closed(array, parts) for array in (keys, *values))
         return ResultPattern(self._held_shape(call), indptr, keys, values)
 
@@ -507,7 +503,7 @@ class SparseOutputKernel(Saved):
         indptr = np.zeros(call.rows + 1, np.int64)
         self.numeric(call, work, indptr[1:], first, room[0], room[1:], *self.selected(call, top, threshold))
         self.give_back(work)
-        keys, *values = self.together(room, self.parts(call, indptr, first))
+        keys, *values = self.together(room, chunk_parts(indptr, call.ranges, first))
         return ResultPattern(self._held_shape(call), indptr, keys, values)
 
     def together(self, room: list[np.ndarray], parts: list[tuple[int, int, int]]) -> list[np.ndarray]:
@@ -527,17 +523,6 @@ class SparseOutputKernel(Saved):
         if nbytes <= HELD_BYTES:
             self._rooms.append(room)
         return arrays
-
-    def parts(self, call: Call, indptr: np.ndarray, first: np.ndarray) -> list[tuple[int, int, int]]:
-        """Return source, target and length of each chunk's entries, and correct the row pointers."""
-        filled, parts = 0, []
-        for source, (begin, end) in zip(first.tolist(), pairwise(call.ranges), strict=True):
-            if end > begin:
-                count = int(indptr[end]) - source
-                parts.append((source, filled, count))
-                indptr[begin + 1 : end + 1] += filled - source
-                filled += count
-        return parts
 
     def room(self, count: int, sizes: dict[str, int]) -> list[np.ndarray]:
         """Return buffers for coordinates and values, reused from an earlier call, whose pages need no clearing."""
@@ -638,12 +623,12 @@ class SparseOutputKernel(Saved):
 
     def products_held(self, call: Call) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
         """Return shapes and dtypes of the buffers for the products of long rows; empty without segments."""
-        if self._kept is None:
+        if self._part_dtypes is None:
             return []
         segments = -(-call.width >> SHIFT)
         room = min(call.entered, MOST_PARTS) if call.entered >= segments * LEAST_PARTS else 0
         shapes = [(call.chunks, max(n, 1)) for n in (segments, room)]
-        dtypes = [np.dtype(np.int64), self._key_dtype(), *self._kept]
+        dtypes = [np.dtype(np.int64), self._key_dtype(), *self._part_dtypes]
         return [
             (shape, dtype) for shape, dtype in zip([shapes[0], *[shapes[1]] * (len(dtypes) - 1)], dtypes, strict=True)
         ]
@@ -672,10 +657,6 @@ class SparseOutputKernel(Saved):
             lengths = " x ".join(str(int(n.at(sizes))) for n in self._lengths)
             raise ArgumentError(f"a row of {self.name} has {lengths} coordinates, more than 64 bits can count")
         return width
-
-    def _initial(self, number: int) -> Any:
-        initial = self.assembly.results[number].initial
-        return initial.value
 
     def _key_dtype(self) -> np.dtype[Any]:
         return np.dtype(self.assembly.key_dtype)
@@ -707,8 +688,7 @@ class SparseOutputKernel(Saved):
     def with_functions(self, *names: str, options: AccumulatorOptions | None = None) -> AssembledCompiled:
         """Compile these functions."""
         options = replace(options or self.options, functions=names)
-        compiled = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
-        return cast("AssembledCompiled", compiled)
+        return compiled_functions(self.func, self.compiled.target, options)
 
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
         """Write a shared library and a C header that run without Python, as `Kernel.export` does.
@@ -784,8 +764,7 @@ def _flat(block: tuple[int, ...]) -> tuple[int, ...]:
 
 def _restored(func: Any, target: str, options: AccumulatorOptions | None) -> SparseOutputKernel:
     """Restore a kernel from its pickled state."""
-    compiled = compile_cached(func, tvm.target.Target(target), options, AssembledCompiled)
-    return SparseOutputKernel(cast("AssembledCompiled", compiled))
+    return SparseOutputKernel(compiled_functions(func, tvm.target.Target(target), options))
 
 
 __all__ = ["SparseOutputKernel"]

@@ -31,6 +31,7 @@ from sparsetir.ir.rewriting import (
     cell,
     collect,
     conjunction,
+    disjunction,
     folded,
     get,
     long,
@@ -41,6 +42,7 @@ from sparsetir.ir.rewriting import (
     renewed,
     same,
     seq,
+    smallest,
     substitute,
 )
 from sparsetir.ir.views import Axis, cast, const
@@ -264,9 +266,6 @@ class _EntryEmitter:
         """Emit entries while all cursors are inside their rows: the least coordinate, of each axis that stores it."""
         names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in cursors]
         least = Var("j", ir.PrimType(LONG))
-        value: ir.Expr = names[0]
-        for name in names[1:]:
-            value = tirx.min(value, name)
         stores = [name.equal(least) for name in names]
         stmts: list[tirx.Stmt] = [tirx.Bind(n, c.coordinate) for n, c in zip(names, cursors, strict=True)]
         if len(names) == 2:
@@ -276,7 +275,7 @@ class _EntryEmitter:
             stmts.append(tirx.Bind(gap, names[0] - names[1]))
             signs = [(gap - long(1)) >> long(63), tirx.bitwise_not(gap >> long(63))]
             self.masks = dict(zip(cursors, signs, strict=True))
-        stmts += [tirx.Bind(least, value), *self.entry(least, dict(zip(cursors, stores, strict=True)))]
+        stmts += [tirx.Bind(least, smallest(names)), *self.entry(least, dict(zip(cursors, stores, strict=True)))]
         self.masks = {}
         stmts += [add(self.out.pos, 1)]
         stmts += [put(c.at, get(c.at) + cast(h, LONG)) for c, h in zip(cursors, stores, strict=True)]
@@ -306,19 +305,13 @@ class _EntryEmitter:
         past = const(2**62, LONG)
         names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in self.cursors]
         least = Var("j", ir.PrimType(LONG))
-        value: ir.Expr = names[0]
-        for name in names[1:]:
-            value = tirx.min(value, name)
         stores = [name.equal(least) for name in names]
         coordinates = [tirx.if_then_else(c.is_inside, c.coordinate, past) for c in self.cursors]
         stmts = [tirx.Bind(n, v) for n, v in zip(names, coordinates, strict=True)]
         entry = self.entry(least, dict(zip(self.cursors, stores, strict=True)), guarded=True)
-        stmts += [tirx.Bind(least, value), *entry, add(self.out.pos, 1)]
+        stmts += [tirx.Bind(least, smallest(names)), *entry, add(self.out.pos, 1)]
         stmts += [put(c.at, get(c.at) + cast(h, LONG)) for c, h in zip(self.cursors, stores, strict=True)]
-        any_inside = self.cursors[0].is_inside
-        for cursor in self.cursors[1:]:
-            any_inside = tirx.Or(any_inside, cursor.is_inside)
-        return tirx.While(any_inside, seq(*stmts))
+        return tirx.While(disjunction([c.is_inside for c in self.cursors]), seq(*stmts))
 
     def tail(self, cursor: RowCursor) -> tirx.Stmt:
         """Emit the entries of one axis after those of all others."""
@@ -335,11 +328,8 @@ class _EntryEmitter:
         """Emit entries where all cursors are at one coordinate; one is written ahead, and the next one replaces it."""
         names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in self.cursors]
         most = Var("j", ir.PrimType(LONG))
-        value: ir.Expr = names[0]
-        for name in names[1:]:
-            value = tirx.max(value, name)
         stmts = [tirx.Bind(n, c.coordinate) for n, c in zip(names, self.cursors, strict=True)]
-        stmts += [tirx.Bind(most, value)]
+        stmts += [tirx.Bind(most, reduce(tirx.max, names))]
         is_there = product([cast(n.equal(most), LONG) for n in names])
         everywhere = dict.fromkeys(self.cursors, const(True, "bool"))
         stmts += [*self.entry(most, everywhere), add(self.out.pos, is_there)]
@@ -448,13 +438,13 @@ class RowWalk:
     ----------
     loop : For
     axis : Axis
-        Whose coordinates they are.
+        The axis that stores the coordinates.
     row : Expr
-        The position above it.
+        The parent position of the row.
     key : Expr
-        The coordinate of an iteration.
+        The coordinate that a step of the loop enters.
     scatters : list of ScatterStore
-        The statements of an iteration.
+        The statements of a step.
     """
 
     loop: tirx.For

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -351,9 +351,9 @@ class SpGEMMPlan:
             return result
         operands = _Operands.of("a plan", A=A, B=B)
         if (operands.dtype, operands.idtype) != (self._dtype, self._idtype):
-            result = f"{operands.dtype} values and {operands.idtype} indices"
+            dtypes = f"{operands.dtype} values and {operands.idtype} indices"
             expected = f"{self._dtype} values and {self._idtype} indices"
-            raise ArgumentError(f"this plan multiplies matrices with {expected}, found {result}: make another plan")
+            raise ArgumentError(f"this plan multiplies matrices with {expected}, found {dtypes}: make another plan")
         by_name = dict(operands)
         args = self._kernel.prepare((), by_name)
         other = self._refill.other(args.arrays)
@@ -464,19 +464,18 @@ def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
         with suppress(SparseTIRError):  # the sum by rows names rows and columns of the operands
             return _in_columns(A, _added(function, *transposes, alpha, beta))
     alpha, beta = (as_real(v, f"{name} of {function}") for v, name in ((alpha, "alpha"), (beta, "beta")))
-    if _are_long(A, B):
-        short = renumber(("ij", "ij"), [A, B])
-        A, B = short.values
-        return short.restore(_summed(function, A, B, alpha, beta), "ij")
-    return _summed(function, A, B, alpha, beta)
+    return _renumbered(partial(_summed, function, alpha, beta), A, B)
 
 
-def _are_long(A: Any, B: Any) -> bool:
-    """Return whether matrices of one shape have far more rows than entries."""
-    return _are_matrices(A, B) and tuple(A.shape) == tuple(B.shape) and has_hypersparse([A, B])
+def _renumbered(compute: Callable[[Any, Any], Any], A: Any, B: Any) -> Any:
+    """Apply a function to matrices of one shape, without their empty rows if they have far more rows than entries."""
+    if not (_are_matrices(A, B) and tuple(A.shape) == tuple(B.shape) and has_hypersparse([A, B])):
+        return compute(A, B)
+    short = renumber(("ij", "ij"), [A, B])
+    return short.restore(compute(*short.values), "ij")
 
 
-def _summed(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
+def _summed(function: str, alpha: Any, beta: Any, A: Any, B: Any) -> Any:
     """Compute a linear combination of matrices by rows."""
     operands = _Operands.of(function, numbers=(alpha, beta), A=A, B=B)
     _check_shapes(f"{function}(A, B)", operands)
@@ -533,10 +532,7 @@ def _elementwise(function: str, A: Any, B: Any) -> Any:
     if (transposes := _transposes(A, B)) is not None:
         with suppress(SparseTIRError):
             return _in_columns(A, _elementwise(function, *transposes))
-    if _are_long(A, B):
-        short = renumber(("ij", "ij"), [A, B])
-        return short.restore(_merged(function, *short.values), "ij")
-    return _merged(function, A, B)
+    return _renumbered(partial(_merged, function), A, B)
 
 
 def _merged(function: str, A: Any, B: Any) -> Any:

@@ -79,20 +79,16 @@ class RowOrders:
         self.order = order
         arrays = () if axis is None else (axis.indptr, axis.indices)
         self.names = [str(a.name) for a in arrays if a is not None]
-        self.kept: OfPatterns[np.ndarray] = OfPatterns()
+        self.cache: OfPatterns[np.ndarray] = OfPatterns()
 
     def of(self, args: Arguments, bound: np.ndarray, columns: int) -> np.ndarray:
         """Return the rows that enter something, in order."""
         if self.order == "nonempty" or not self.names:
             return np.flatnonzero(bound)
         indptr, indices = (args.arrays[name] for name in self.names)
-        order = self.found(indptr, indices, columns)
+        compute = banded if self.order == "banded" and len(indptr) == columns + 1 else clustered
+        order = self.cache.get((columns,), (indptr, indices), lambda: compute(indptr, indices, columns))
         return order if bound.all() else order[bound[order] > 0]
-
-    def found(self, indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
-        """Return all rows in order."""
-        find = banded if self.order == "banded" and len(indptr) == columns + 1 else clustered
-        return self.kept.get((columns,), (indptr, indices), lambda: find(indptr, indices, columns))
 
 
 def clustered(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
@@ -128,38 +124,38 @@ def _hashed(indices: np.ndarray, number: int) -> np.ndarray:
 
 
 MOST_KEPT = 4
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Known(Generic[Found]):
+class Known(Generic[Value]):
     """A result for a pattern, with copies of the pattern's arrays, as those may change."""
 
     about: Hashable
     arrays: tuple[np.ndarray, ...]
-    found: Found
+    value: Value
 
     def is_of(self, about: Hashable, arrays: tuple[np.ndarray, ...]) -> bool:
         """Return whether this is the result for a pattern."""
         return self.about == about and all(map(np.array_equal, self.arrays, arrays))
 
 
-class OfPatterns(Generic[Found]):
+class OfPatterns(Generic[Value]):
     """Cache of the results for the last patterns.
 
     Arrays are compared element by element, which is faster than a checksum: nearly all different ones differ early.
     """
 
     def __init__(self) -> None:
-        self.known: list[Known[Found]] = []
+        self.entries: list[Known[Value]] = []
 
-    def get(self, about: Hashable, arrays: tuple[np.ndarray, ...], find: Callable[[], Found]) -> Found:
-        """Return the result for a pattern, computed by `find` if the pattern is new."""
-        entry = next((k for k in self.known if k.is_of(about, arrays)), None)
+    def get(self, about: Hashable, arrays: tuple[np.ndarray, ...], compute: Callable[[], Value]) -> Value:
+        """Return the result for a pattern, computed by `compute` if the pattern is new."""
+        entry = next((k for k in self.entries if k.is_of(about, arrays)), None)
         if entry is None:
-            entry = Known(about, tuple(a.copy() for a in arrays), find())
-            self.known = [entry, *self.known[: MOST_KEPT - 1]]  # one step: another thread sees either list
-        return entry.found
+            entry = Known(about, tuple(a.copy() for a in arrays), compute())
+            self.entries = [entry, *self.entries[: MOST_KEPT - 1]]  # one step: another thread sees either list
+        return entry.value
 
 
 # Results with a computed pattern, as objects of an operand's class.
@@ -213,7 +209,8 @@ def as_object(
     values = pattern.values[number]
     if interop.is_torch(model):
         return _torch(indptr, indices, values, pattern.shape, model)
-    matrix = _scipy(indptr, indices, values, pattern.shape, is_matrix=isinstance(model, sp.spmatrix))
+    kind = sp.csr_matrix if isinstance(model, sp.spmatrix) else sp.csr_array
+    matrix = interop.sorted_rows(kind, indptr, indices, values, pattern.shape)
     if not sp.issparse(model) and interop.is_half(matrix):
         return SparseTensor.from_any(matrix)  # scipy's objects show no floats of 16 bits
     return interop.in_format(matrix, model.format) if sp.issparse(model) and model.format != "csr" else matrix
@@ -251,13 +248,6 @@ def _of_one_width(indptr: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.
     """Convert row pointers and coordinates to one dtype: 64 bits if 32 do not count the entries."""
     wide = keys.dtype if len(keys) <= LARGEST_INT32 else np.dtype(np.int64)
     return indptr.astype(wide), keys.astype(wide, copy=False)
-
-
-def _scipy(
-    indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...], *, is_matrix: bool
-) -> Any:
-    """Create a CSR object around the arrays, without scipy's validation."""
-    return interop.sorted_rows(sp.csr_matrix if is_matrix else sp.csr_array, indptr, indices, values, shape)
 
 
 def _torch(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...], model: Any) -> Any:

@@ -20,11 +20,11 @@ from sparsetir.codegen.pipeline import to_stage_2
 from sparsetir.errors import LoweringError
 from sparsetir.ir.rewriting import (
     LONG,
-    all_same,
     alloc,
     cell,
     collect,
     get,
+    is_element,
     long,
     mentions,
     product,
@@ -299,9 +299,7 @@ def _check_reads(body: tirx.Stmt, scatters: tuple[ScatterStore, ...], assembly: 
 
 def _own_loads(scatter: ScatterStore) -> list[ir.TensorLoad]:
     """Return the loads of a scatter that read the element it sets."""
-    store = scatter.store
-    loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
-    return [x for x in loads if all_same(list(x.indices), list(store.indices))]
+    return [x for x in collect(scatter.store.value, ir.TensorLoad) if is_element(x, scatter.store)]
 
 
 def with_own(scatter: ScatterStore, value: ir.Expr) -> ir.Expr:

@@ -13,19 +13,7 @@ from tvm.ir import Var
 from sparsetir.ir.rewriting import alloc, cell, collect, get, put, renewed, seq
 from sparsetir.ir.views import Axis, cast, const, load
 from sparsetir.lower.loops import parallel, serial
-from sparsetir.sparse_output.accumulators import (
-    LONG,
-    WORD,
-    Bits,
-    Insertion,
-    Output,
-    add,
-    copied,
-    each,
-    long,
-    lowest,
-    stored,
-)
+from sparsetir.sparse_output.accumulators import LONG, WORD, Bits, Insertion, Output, add, long, lowest, taken_out
 from sparsetir.sparse_output.program import AssembledProgram
 from sparsetir.sparse_output.rows import ROW_WORK, RowPartition, array, entered_by, size
 from sparsetir.sparse_output.selection import LANES, TopSelection, ordered
@@ -106,14 +94,9 @@ class Leveled(Bits):
         """Write the value of each coordinate, and clear the accumulator."""
         assert self.out.keys is not None
         step, key = Var("entry", ir.PrimType(LONG)), Var("key", ir.PrimType(LONG))
-        place = [get(self.out.pos) + step]
-        stmts: list[tirx.Stmt] = [tirx.Bind(key, cast(tirx.BufferLoad(self.out.keys, place), LONG))]
-        parts = zip(self.arrays, self.out.values, self.out.initial, self.out.blocks, strict=True)
-        for slots, values, initial, block in parts:
-            place_in_chunk = [self.chunk, key]
-            copy = copied(values, place, slots, place_in_chunk)
-            stmts += [each(block, copy), each(block, stored(slots, place_in_chunk, initial))]
-        return serial(step, get(self.out.count), seq(*stmts))
+        place = get(self.out.pos) + step
+        bind = tirx.Bind(key, cast(tirx.BufferLoad(self.out.keys, [place]), LONG))
+        return serial(step, get(self.out.count), seq(bind, *taken_out(self.arrays, [self.chunk, key], self.out, place)))
 
     @classmethod
     def of(cls, wide: Leveled) -> Leveled:

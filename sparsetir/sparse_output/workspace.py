@@ -10,6 +10,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -293,6 +294,27 @@ def full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray
     array = buffers.empty(shape, dtype)
     array[...] = value
     return array
+
+
+def chunk_parts(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return source, target and length of each chunk's entries, and make the row pointers those of contiguous chunks.
+
+    Parameters
+    ----------
+    indptr : ndarray
+        Row pointers whose rows of a chunk are counted from the chunk's begin on.
+    ranges, first : ndarray
+        The first row of each chunk, and the position of its first entry.
+    """
+    filled, parts = 0, []
+    for source, (begin, end) in zip(first.tolist(), pairwise(ranges.tolist()), strict=True):
+        if end > begin:
+            count = int(indptr[end]) - source
+            parts.append((source, filled, count))
+            if source != filled:
+                indptr[begin + 1 : end + 1] += filled - source
+            filled += count
+    return parts
 
 
 def gather(array: np.ndarray, parts: list[tuple[int, int, int]], into: np.ndarray) -> None:

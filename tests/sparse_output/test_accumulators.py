@@ -201,7 +201,7 @@ def test_blocks_of_entries() -> None:
         for seed in range(3):
             given = full_blocks(seed, dtype)
             assert pattern_of(kernel, given) == pattern_of(usual, given)
-        assert any(known.found is not None for known in kernel._structures.known)
+        assert any(entry.value is not None for entry in kernel._structures.entries)
         given["A"].data[:3] = np.nan if dtype == "float32" else 0  # the same pattern
         assert pattern_of(kernel, given) == pattern_of(usual, given)
         given["A"].indices[0] = given["A"].indices[1]  # changed in place: no longer full, and a coordinate twice
