@@ -316,16 +316,13 @@ class _ContractionWriter(ProgramWriter):
         for c, axis in self.made.items():
             self.lines.append(f'{axis} = T.sparse_assembled({above}, {self.extents[c]}, "{self.nest.idtype}")')
             above = axis
-        if self._has_scalars():
+        if not self.nest.output or any(not o.letters for o in self.nest.operands):
             self.one = self.names.new("One")
             self.dense(self.one, 1, self.nest.idtype)
         for at, operand in enumerate(self.nest.operands):
             axes = self._axes(at) if operand.layout is not None else [self.dense_axis[c] for c in operand.letters]
             self._match(self.buffers[at], self.values[at], axes, is_sparse=operand.layout is not None)
         self._match(self.result, self.values[-1], self._result_axes())
-
-    def _has_scalars(self) -> bool:
-        return not self.nest.output or any(not o.letters for o in self.nest.operands)
 
     def _dense_letters(self) -> set[str]:
         """Return the letters for which a buffer or loop has all coordinates."""
@@ -351,18 +348,11 @@ class _ContractionWriter(ProgramWriter):
             self._level(at, depth, axis, parent, c)
             parent = axis
 
-    def _suffix(self, axis: str) -> str:
-        return axis.lower() if len(self._array_levels()) > 1 else ""
-
-    def _array_levels(self) -> list[tuple[int, int]]:
-        kinds = ("compressed", "singleton")
-        layouts = [o.layout.levels if o.layout is not None else () for o in self.nest.operands]
-        return [(at, d) for at, levels in enumerate(layouts) for d, level in enumerate(levels) if level.kind in kinds]
-
     def _array(self, role: str, axis: str) -> str:
-        suffix = self._suffix(axis)
-        name = self.names.new(f"{role}_{suffix}" if suffix else role)
-        return name
+        """Return the name of an array of an axis: its role, and the axis if several axes have arrays."""
+        levels = [level for o in self.nest.operands if o.layout is not None for level in o.layout.levels]
+        is_alone = sum(level.kind in ("compressed", "singleton") for level in levels) < 2
+        return self.names.new(role if is_alone else f"{role}_{axis.lower()}")
 
     def _level(self, at: int, depth: int, axis: str, parent: str, c: str) -> None:
         """Declare the axis of a level that does not hold one position for each coordinate of its dimension."""

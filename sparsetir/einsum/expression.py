@@ -216,18 +216,13 @@ def einsum_expression(
     >>> step.bind(A)(np.ones((2, 1))).tolist()
     [[2.0], [3.0]]
     """
-    dtypes = [value.dtype for value in operands if not isinstance(value, tuple) and hasattr(value, "dtype")]
-    dtype = kind_dtype(dtypes) if dtypes else "float32"
+    arrays = [value for value in operands if not isinstance(value, tuple) and hasattr(value, "dtype")]
+    dtype = common_dtype([dtype_name(value.dtype) for value in arrays]) if arrays else "float32"
     values = [Shape(v, dtype) if isinstance(v, tuple) else admitted(v, at) for at, v in enumerate(operands)]
     if has_hypersparse([v for v in values if not isinstance(v, Shape)]):
         shapes = ", ".join(str(tuple(v.shape)) for v in values)
         raise ArgumentError(f"operands of shapes {shapes} have far more rows than entries: call sparsetir.einsum")
     return _expression(subscripts, values, reduce, combine, fill, result, precision).apart(values)
-
-
-def kind_dtype(dtypes: Sequence[Any]) -> str:
-    """Return the common dtype of operands of these dtypes."""
-    return common_dtype([dtype_name(dtype) for dtype in dtypes])
 
 
 def _expression(
@@ -375,23 +370,17 @@ class Expression:
             self.check(at, value)
 
     def check(self, at: int, value: Any) -> None:
-        """Raise unless an operand is of the kind that the expression was made for."""
+        """Raise unless an operand is of the kind, and broadcast in the dimensions, that the expression was made for."""
         kind, actual = self.kinds[at], kind_of(value, at)
         advice = "make another with einsum_expression, or call einsum"
         if actual != kind and not _is_like(value, actual, kind):
             raise ArgumentTypeError(
                 f"operand {at} is {_shown(actual)}, but the expression was made for {_shown(kind)}: {advice}"
             )
-        self.check_spread(at, value)
-
-    def check_spread(self, at: int, value: Any) -> None:
-        """Raise unless the dimensions of extent 1 that were broadcast still are."""
         wide = [d for d in self.spread[at] if value.shape[d] != 1]
         if wide:
-            raise ArgumentError(
-                f"dimension {wide[0]} of operand {at} has extent {value.shape[wide[0]]}, but the expression was made "
-                "for 1, which is broadcast: make another with einsum_expression, or call einsum"
-            )
+            extent = f"dimension {wide[0]} of operand {at} has extent {value.shape[wide[0]]}"
+            raise ArgumentError(f"{extent}, but the expression was made for 1, which is broadcast: {advice}")
 
     def run(self, values: Sequence[Any]) -> Any:
         try:
@@ -629,7 +618,7 @@ def _explained(step: EvaluationStep, names: Sequence[str]) -> str:
 
 
 COMPRESSED = (sp.csr_array, sp.csc_array, sp.csr_matrix, sp.csc_matrix)
-_IS_ONE = (1).__eq__  # whether a dimension may broadcast
+_IS_ONE = (1).__eq__  # a dimension of extent 1 may broadcast
 
 
 class Door(NamedTuple):

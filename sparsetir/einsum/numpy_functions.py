@@ -26,12 +26,12 @@ from sparsetir.einsum.operators import (
     mapped,
     of_entries,
 )
-from sparsetir.einsum.steps import array_dtype, cast
+from sparsetir.einsum.steps import cast
 from sparsetir.einsum.subscripts import LIMITS
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import array_of_numbers, is_sparse, is_torch
-from sparsetir.utils.arguments import common_dtype, dtype_name, is_float, is_integer, shown
+from sparsetir.utils.arguments import dtype_name, is_float, is_integer, shown
 
 BINARY: dict[np.ufunc, Callable[[Any, Any], Any]] = {
     np.add: operators.add,
@@ -167,10 +167,10 @@ def _axis_of(axis: Any, dims: int) -> int:
 
 
 def _axes_of(axes: Any, dims: int) -> list[int]:
-    found = [_axis_of(axis, dims) for axis in (axes if isinstance(axes, (tuple, list)) else (axes,))]
-    if len(set(found)) < len(found):
+    distinct = [_axis_of(axis, dims) for axis in (axes if isinstance(axes, (tuple, list)) else (axes,))]
+    if len(set(distinct)) < len(distinct):
         raise ArgumentError(f"axis: expected distinct dimensions, got {axes}. Name each once.")
-    return found
+    return distinct
 
 
 def _moved(tensor: Any, source: Any, destination: Any) -> Any:
@@ -359,11 +359,17 @@ def mean(tensor: SparseTensor, axis: Axis) -> Any:
         return _of_parts(mean, tensor, axis)
     kept = _kept(tensor, axis)
     count = math.prod(n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept)
-    dtype = tensor.dtype if is_float(tensor.dtype) else np.dtype("float64")
-    wide = "float32" if dtype.itemsize == 2 else dtype.name  # as numpy has means of 16 bits
-    found = total(tensor if tensor.dtype.name == wide else astype(tensor, wide), axis)
+    dtype, wide = _in_floats(tensor)
+    summed = total(wide, axis)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(found / np.asarray(count, found.dtype)).astype(dtype)[()]
+        return np.asarray(summed / np.asarray(count, summed.dtype)).astype(dtype)[()]
+
+
+def _in_floats(tensor: SparseTensor) -> tuple[np.dtype[Any], SparseTensor]:
+    """Return the dtype of a mean, and the tensor in the dtype that it is computed in: 16 bits in float32."""
+    dtype = tensor.dtype if is_float(tensor.dtype) else np.dtype("float64")
+    wide = "float32" if dtype.itemsize == 2 else dtype.name
+    return dtype, tensor if tensor.dtype.name == wide else astype(tensor, wide)
 
 
 def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
@@ -373,7 +379,7 @@ def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
     kept, name = _kept(tensor, axis), dtype_name(tensor.dtype)
     counted = [n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept]
     if 0 in counted:
-        raise ArgumentError(f"there is no {which} of no elements: the shape is {tensor.shape}")
+        raise ArgumentError(f"{which} of an empty tensor is undefined: the shape is {tensor.shape}")
     if tensor.format.name == "csr" and kept == LETTERS[0] and tensor.shape[0] and tensor.dtype.kind in "iuf":
         matrix = tensor.scipy_matrix
         if matrix is not None:
@@ -425,8 +431,7 @@ def variance(tensor: SparseTensor, axis: Axis, ddof: float) -> Any:
         raise ArgumentTypeError(f"ddof: expected a number, got {type(ddof).__name__}. Pass 0 or 1.")
     if tensor.dtype.kind == "c":
         return sum(variance(mapped(part, tensor), axis, ddof) for part in (np.real, np.imag))
-    dtype = tensor.dtype if is_float(tensor.dtype) else np.dtype("float64")
-    wide = astype(tensor, "float32" if dtype.itemsize == 2 else dtype.name)
+    dtype, wide = _in_floats(tensor)
     kept = _kept(tensor, axis)
     count = _reduced(tensor, kept)
     with np.errstate(all="ignore"):
@@ -448,8 +453,7 @@ def logsumexp(tensor: SparseTensor, axis: Axis) -> Any:
     """Compute the logarithm of the sum of exponentials; those of zeros that are not stored are 1."""
     if tensor.dtype.kind == "c":
         raise ArgumentTypeError(f"logsumexp: expected real numbers, got {tensor.dtype}. Pass the real parts.")
-    dtype = tensor.dtype if is_float(tensor.dtype) else np.dtype("float64")
-    wide = astype(tensor, "float32" if dtype.itemsize == 2 else dtype.name)
+    dtype, wide = _in_floats(tensor)
     kept = _kept(tensor, axis)
     count = _reduced(tensor, kept)
     if not count:
@@ -585,7 +589,7 @@ def place_of_extreme(tensor: SparseTensor, axis: int | None, which: str) -> Any:
         raise ArgumentTypeError(f"arg{which}: expected real numbers, got {tensor.dtype}. Pass the real parts.")
     lines, shape = _lines(tensor, axis)
     if not lines.length:
-        raise ArgumentError(f"there is no arg{which} of no elements: the shape is {tensor.shape}")
+        raise ArgumentError(f"arg{which} of an empty tensor is undefined: the shape is {tensor.shape}")
     found = np.zeros(lines.number, np.intp)
     if not lines.line.size:
         return found.reshape(shape)[()]
@@ -685,7 +689,7 @@ def _joined(function: str, operands: Sequence[Any], axis: int) -> Any:
             raise ArgumentTypeError(f"operand {at}: expected a sparse tensor, got {kind}. Convert it first.")
     tensors = [as_tensor(v) for v in operands]
     shape = _joined_shape(function, [t.shape for t in tensors], axis)
-    dtype = array_dtype(common_dtype([dtype_name(t.dtype) for t in tensors]))
+    dtype = operators.joint_dtype(*tensors)
     is_wide = max(*shape, sum(t.nnz for t in tensors)) > np.iinfo(np.int32).max
     idtype = "int64" if is_wide or any(t.idtype == "int64" for t in tensors) else "int32"
     matrices = [t.scipy_matrix if t.format.name == "csr" else None for t in tensors]
@@ -795,7 +799,7 @@ def _sparse_tensordot(a: SparseTensor, b: SparseTensor, left: list[int], right: 
     outer_b = [d for d in range(b.ndim) if d not in right]
     inner = math.prod(a.shape[d] for d in left)
     shape_a, shape_b = [a.shape[d] for d in outer_a], [b.shape[d] for d in outer_b]
-    dtype = array_dtype(common_dtype([dtype_name(a.dtype), dtype_name(b.dtype)]))
+    dtype = operators.joint_dtype(a, b)
     first = reshape(_permuted(cast(a, dtype), outer_a + left), (math.prod(shape_a), inner))
     second = reshape(_permuted(cast(b, dtype), right + outer_b), (inner, math.prod(shape_b)))
     product: SparseTensor = first @ second

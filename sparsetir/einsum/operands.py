@@ -113,18 +113,16 @@ class Shape:
 
 def look(value: Any) -> Key:
     """Return a cheap key of the properties of one operand that decide the program."""
-    kind = type(value)
+    kind, ones = type(value), tuple([n == 1 for n in value.shape])
     if kind is np.ndarray:
-        return (kind, value.dtype, tuple([n == 1 for n in value.shape]))
+        return (kind, value.dtype, ones)
     if isinstance(value, (sp.sparray, sp.spmatrix)):
-        return (kind, value.dtype, tuple([n == 1 for n in value.shape]), _is_wide(value))
+        return (kind, value.dtype, ones, _index_dtype(value))
     if isinstance(value, SparseTensor):
-        ones = tuple([n == 1 for n in value.shape])
         return (kind, value.dtype, ones, value.format, value.idtype, has_full_root(value))
     if is_torch(value):
-        wide = _is_wide(value) if is_sparse(value) else None
-        return (kind, value.dtype, value.layout, tuple([n == 1 for n in value.shape]), wide)
-    return (kind, dtype_name(value.dtype), tuple([n == 1 for n in value.shape]), _is_wide(value))
+        return (kind, value.dtype, value.layout, ones, _index_dtype(value) if is_sparse(value) else None)
+    return (kind, dtype_name(value.dtype), ones, _index_dtype(value))
 
 
 def admitted(value: Any, at: int) -> Any:
@@ -226,10 +224,10 @@ def layout_of(value: Any) -> Layout:
             return Layout(rows(value.ndim), value.idtype)
         root = StorageLevel(levels[0].dim, "dense") if has_full_root(value) else levels[0]
         return Layout((root, *levels[1:]), value.idtype, held=True, fills=value.format.rules[0].fills)
-    wide = _is_wide(value)
+    idtype = _index_dtype(value)
     if len(value.shape) == 2 and _is_by_columns(value):
-        return Layout((StorageLevel(1, "dense"), StorageLevel(0, "compressed")), wide)
-    return Layout(rows(len(value.shape)), wide)
+        return Layout((StorageLevel(1, "dense"), StorageLevel(0, "compressed")), idtype)
+    return Layout(rows(len(value.shape)), idtype)
 
 
 def rows(order: int) -> tuple[StorageLevel, ...]:
@@ -245,7 +243,7 @@ def _is_by_columns(value: Any) -> bool:
     return is_torch(value) and str(value.layout) == "torch.sparse_csc"
 
 
-def _is_wide(value: Any) -> str:
+def _index_dtype(value: Any) -> str:
     """Return the type that index arrays of the argument's own size need."""
     if max(value.shape, default=0) > LARGEST_INT32:
         return "int64"
@@ -285,19 +283,14 @@ def own_levels(rules: tuple[FormatRewriteRule, ...]) -> tuple[StorageLevel, ...]
     chain = [axis for axis in axes if axis.kind != "dense_fixed"]
     if any(sum(other.parent == axis for other in axes) > 1 for axis in axes) or not chain:
         return None
-    return tuple(levels) if _in_storage_order(levels, axes) else None
+    is_one_chain = sum(axis.parent is None for axis in axes) == 1
+    return tuple(levels) if is_one_chain and all(level.kind != "dense" for level in levels[1:]) else None
 
 
 def _level_kind(axis: Any) -> str | None:
     if axis.kind == "sparse_fixed" and axis.rule is not None and axis.full:
         return "full"
     return KINDS.get(axis.kind) if axis.rule is None else None
-
-
-def _in_storage_order(levels: list[StorageLevel], axes: Any) -> bool:
-    """Return whether the axes are one chain, with a dense axis only as its root."""
-    roots = [axis for axis in axes if axis.parent is None]
-    return len(roots) == 1 and all(level.kind != "dense" for level in levels[1:])
 
 
 def has_full_root(value: SparseTensor) -> bool:

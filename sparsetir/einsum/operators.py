@@ -264,6 +264,11 @@ def like_class(like: Any, tensor: SparseTensor) -> Any:
     return result if isinstance(like, sp.sparray) else sp.csr_matrix(result)
 
 
+def joint_dtype(*operands: Any) -> Any:
+    """Return the dtype of arrays in which the dtypes of operands meet."""
+    return array_dtype(common_dtype([dtype_name(value.dtype) for value in operands]))
+
+
 def like_dense(result: np.ndarray, *operands: Any) -> Any:
     """Return a dense result as a tensor of torch where the dense operand is one."""
     return to_torch(result) if any(is_torch(v) and not is_sparse(v) for v in operands) else result
@@ -384,7 +389,7 @@ def divide(left: Any, right: Any) -> Any:
     if not is_operand(right):
         return NotImplemented
     shape, array = left.shape, dense_operand(right, "the divisor")
-    if array.ndim > left.ndim or not _stretches(array.shape, shape):
+    if not _stretches(array.shape, shape):
         raise ArgumentError(f"an array of shape {array.shape} divides no sparse tensor of shape {shape}")
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.true_divide(left.values, np.broadcast_to(array, shape)[left.coords])
@@ -438,7 +443,7 @@ def _common(left: SparseTensor, right: SparseTensor) -> SparseTensor:
     """Multiply the entries that both tensors store."""
     first, second = entry_keys(left), entry_keys(right)
     _, a, b = np.intersect1d(first, second, assume_unique=True, return_indices=True)
-    dtype = array_dtype(common_dtype([dtype_name(left.dtype), dtype_name(right.dtype)]))
+    dtype = joint_dtype(left, right)
     values = np.multiply(left.values[a].astype(dtype), right.values[b].astype(dtype))
     return of_entries(left, [c[a] for c in left.coords], values, left.shape)
 
@@ -471,7 +476,7 @@ def stretched(left: SparseTensor, right: SparseTensor) -> SparseTensor:
     at = np.searchsorted(known, asked, sorter=order)
     stored = np.flatnonzero(np.isin(asked, known))
     chosen = order[at[stored]]
-    dtype = array_dtype(common_dtype([dtype_name(left.dtype), dtype_name(right.dtype)]))
+    dtype = joint_dtype(left, right)
     values = np.multiply(whole.values[stored].astype(dtype), factor.values[chosen].astype(dtype))
     return of_entries(whole, [c[stored] for c in whole.coords], values, shape)
 
@@ -530,7 +535,7 @@ def _sum(left: Any, right: Any, sign: int) -> Any:
 
 def sum_dtype(a: Any, b: Any, sign: int) -> np.dtype[Any]:
     """Return the dtype of a sum of two arrays or, for `sign` -1, of a difference."""
-    dtype = np.dtype(array_dtype(common_dtype([dtype_name(a.dtype), dtype_name(b.dtype)])))
+    dtype = np.dtype(joint_dtype(a, b))
     if dtype.name == "bool" and sign < 0:
         raise ArgumentTypeError("bools have no difference: convert one of them first, as by .astype('int8')")
     return dtype
@@ -540,7 +545,7 @@ def _dense_sum(left: Any, right: Any, sign: int) -> Any:
     tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
     array = dense_operand(other, "the other operand")
     shape = tensor.shape
-    if array.ndim > tensor.ndim or not _stretches(array.shape, shape):
+    if not _stretches(array.shape, shape):
         raise ArgumentError(f"an array of shape {array.shape} plus a sparse tensor of {tensor.shape}: they do not fit")
     dtype = sum_dtype(array, tensor, sign)
     out, values = np.broadcast_to(array, shape).astype(dtype), tensor.values.astype(dtype)
@@ -665,9 +670,8 @@ def combine(ufunc: np.ufunc, left: Any, right: Any) -> Any:
         return NotImplemented
     dense = [dense_operand(v, "the other operand") for v in (left, right) if not (is_number(v) or is_sparse(v))]
     tensor = as_tensor(left if is_sparse(left) else right)
-    shape = tensor.shape
-    if dense and (dense[0].ndim > tensor.ndim or not _stretches(dense[0].shape, shape)):
-        raise ArgumentError(f"an array of shape {dense[0].shape} and a sparse tensor of {shape}: they do not fit")
+    if dense:
+        _check_stretches(dense[0], tensor)
     try:
         if is_sparse(left) and is_sparse(right):
             check_same_shape(left, right)
@@ -677,8 +681,8 @@ def combine(ufunc: np.ufunc, left: Any, right: Any) -> Any:
         if dense:
             with np.errstate(all="ignore"):  # of zeros that meet the array: what numpy warns of, if at all, are entries
                 zeros = [np.zeros((), tensor.dtype) if is_sparse(v) else dense[0] for v in (left, right)]
-                result = np.array(np.broadcast_to(ufunc(*zeros), shape))
-            array = np.broadcast_to(dense[0], shape)[tensor.coords]
+                result = np.array(np.broadcast_to(ufunc(*zeros), tensor.shape))
+            array = np.broadcast_to(dense[0], tensor.shape)[tensor.coords]
             result[tensor.coords] = ufunc(*(tensor.values if is_sparse(v) else array for v in (left, right)))
             return like_dense(result, left, right)
         _check_combined(ufunc, *(np.zeros(1, tensor.dtype) if is_sparse(v) else v for v in (left, right)))
@@ -699,15 +703,22 @@ def _check_combined(ufunc: np.ufunc, first: Any, second: Any) -> None:
 
 
 def _stretches(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Return whether an array of a shape, of no more dimensions, broadcasts to another one."""
+    """Return whether an array of a shape broadcasts to another one."""
+    if len(shape) > len(to):
+        return False
     return all(n in (1, extent) for n, extent in zip(shape, to[len(to) - len(shape) :], strict=True))
+
+
+def _check_stretches(array: np.ndarray, tensor: SparseTensor) -> None:
+    if not _stretches(array.shape, tensor.shape):
+        fault = f"an array of shape {array.shape} and a sparse tensor of {tensor.shape}"
+        raise ArgumentError(f"{fault}: they do not fit")
 
 
 def _compared_dense(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
     """Compare every element with that of a dense array, which broadcasts to the shape of the tensor."""
     array = dense_operand(other, "the other operand")
-    if array.ndim > tensor.ndim or not _stretches(array.shape, tensor.shape):
-        raise ArgumentError(f"an array of shape {array.shape} and a sparse tensor of {tensor.shape}: they do not fit")
+    _check_stretches(array, tensor)
     result = np.array(np.broadcast_to(ufunc(np.zeros((), tensor.dtype), array), tensor.shape))
     result[tensor.coords] = ufunc(tensor.values, np.broadcast_to(array, tensor.shape)[tensor.coords])
     return like_dense(result, other)
@@ -738,12 +749,12 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
         first: Any = others[0]
         chosen = slice(first, first + 1 or None) if is_integer(first) else first
         tensor, others[0] = _rows(tensor, chosen), 0 if is_integer(first) else slice(None)
-    found = tensor if all(at == slice(None) for at in others) else _within(tensor, others)
+    part = tensor if all(at == slice(None) for at in others) else _within(tensor, others)
     if not lists:
-        return found
+        return part
     at = sum(not is_integer(index) for index in asked[: lists[0]])  # where the dimension is among those that are left
-    first = [at, *(d for d in range(found.ndim) if d != at)]
-    return transpose(_rows(transpose(found, [first]), asked[lists[0]]), [np.argsort(first).tolist()])
+    first = [at, *(d for d in range(part.ndim) if d != at)]
+    return transpose(_rows(transpose(part, [first]), asked[lists[0]]), [np.argsort(first).tolist()])
 
 
 def _with_new_dimensions(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
@@ -880,16 +891,16 @@ def diagonal(tensor: SparseTensor) -> np.ndarray:
 
 
 def _chosen(index: Any, m: int) -> np.ndarray:
-    found = array_of_numbers(index, "index")
-    if found.ndim != 1 or (found.dtype.kind not in "iub" and found.size):
+    places = array_of_numbers(index, "index")
+    if places.ndim != 1 or (places.dtype.kind not in "iub" and places.size):
         raise ArgumentTypeError("rows are chosen by an index, a slice, a list of indices or one of bools")
-    if found.dtype == bool and len(found) != m:
-        raise ArgumentError(f"a list of bools chooses among {m} rows, found {len(found)}")
-    if found.dtype == bool:
-        return np.flatnonzero(found)
-    if found.size and not (found.min() >= -m and found.max() < m):
-        raise OutOfRangeError(f"row indices must lie in [-{m}, {m}), found {found.min()} to {found.max()}")
-    rows = found.astype(np.int64)
+    if places.dtype == bool and len(places) != m:
+        raise ArgumentError(f"a list of bools chooses among {m} rows, found {len(places)}")
+    if places.dtype == bool:
+        return np.flatnonzero(places)
+    if places.size and not (places.min() >= -m and places.max() < m):
+        raise OutOfRangeError(f"row indices must lie in [-{m}, {m}), found {places.min()} to {places.max()}")
+    rows = places.astype(np.int64)
     return np.where(rows < 0, rows + m, rows)
 
 

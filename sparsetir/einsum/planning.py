@@ -361,15 +361,11 @@ def _steps(task: EinsumTask, order: Sequence[Contraction], goal: Target, *, is_m
             at = goal.pattern if len(order) == 1 or goal.pattern is None else at
         letters = step.output if at is None else members[at].letters
         letters = goal.letters if is_last else letters
-        assembled = goal.assembled and at is None and _is_made(members, letters, is_last=is_last)
+        sparsity = [Value(o.letters, None if o.layout is None else 0.0) for o in members]
+        assembled = goal.assembled and at is None and is_assembled(sparsity, letters, is_last=is_last)
         steps.append(_step(task, members, replace(step, output=letters), at, assembled=assembled))
         values.append(Operand(letters, _made_layout(members, at, letters, assembled=assembled)))
     return steps
-
-
-def _is_made(members: Sequence[Operand], letters: str, *, is_last: bool) -> bool:
-    values = [Value(o.letters, None if o.layout is None else 0.0) for o in members]
-    return is_assembled(values, letters, is_last=is_last)
 
 
 def _made_layout(members: Sequence[Operand], at: int | None, letters: str, *, assembled: bool) -> Layout | None:
@@ -727,13 +723,7 @@ class _OrderSearch:
 
     def merge_cheapest(self) -> None:
         """Merge the two values that cost least."""
-        best: tuple[float, int, int] | None = None
-        for a, b in combinations(self.open, 2):
-            cost = self._pair_cost(a, b)
-            if best is None or cost < best[0]:
-                best = (cost, a, b)
-        assert best is not None
-        self._add((best[1], best[2]))
+        self._add(min(combinations(self.open, 2), key=lambda pair: self._pair_cost(*pair)))
 
     def _pair_cost(self, a: int, b: int) -> float:
         members = [self.values[a], self.values[b]]
@@ -752,9 +742,7 @@ class _OrderSearch:
 
     def finish(self) -> None:
         """Merge the remaining values in the cheapest of all ways."""
-        whole = tuple(self.open)
-        _, tree = self._best()(frozenset(whole))
-        self._replay(tree)
+        self._replay(self._best()(frozenset(self.open))[1])
 
     def _replay(self, tree: object) -> int:
         if isinstance(tree, int):
@@ -764,36 +752,29 @@ class _OrderSearch:
         self._add(members)
         return len(self.values) - 1
 
-    def _best(self) -> Callable[[frozenset[int]], tuple[float, object]]:
-        """Return a function of a set of values: the cost and tree of the cheapest way to merge it."""
+    def _best(self) -> Callable[[frozenset[int]], tuple[float, object, Value]]:
+        """Return a function of a set of values: the cost, the tree and the result of the cheapest way to merge it."""
         every = frozenset(self.open)
 
         @cache
-        def made(part: frozenset[int]) -> Value:
+        def best(part: frozenset[int]) -> tuple[float, object, Value]:
             if len(part) == 1:
-                return self.values[next(iter(part))]
-            letters = self.output if part == every else self.kept(sorted(part), sorted(every - part))
-            members = [made(block) for block in best(part)[2]]
-            return self.merged(members, letters, is_last=part == every)
-
-        @cache
-        def best(part: frozenset[int]) -> tuple[float, object, tuple[frozenset[int], ...]]:
-            if len(part) == 1:
-                return 0.0, next(iter(part)), ()
-            cheapest: tuple[float, object, tuple[frozenset[int], ...]] | None = None
+                (number,) = part
+                return 0.0, number, self.values[number]
+            cheapest: tuple[float, object, Value] | None = None
             letters = self.output if part == every else self.kept(sorted(part), sorted(every - part))
             for blocks in partitions(sorted(part)):
-                members = [made(block) for block in blocks]
-                value = self.merged(members, letters, is_last=part == every)
-                lacks = self.needs_pattern and part == every and value.stored is None
-                cost = self.cost(members, value) + sum(best(block)[0] for block in blocks)
-                cost = math.inf if lacks else cost
+                parts = [best(block) for block in blocks]
+                members = [value for *_, value in parts]
+                result = self.merged(members, letters, is_last=part == every)
+                lacks = self.needs_pattern and part == every and result.stored is None
+                cost = math.inf if lacks else self.cost(members, result) + sum(part_cost for part_cost, *_ in parts)
                 if cheapest is None or cost < cheapest[0]:
-                    cheapest = cost, tuple(best(block)[1] for block in blocks), tuple(blocks)
+                    cheapest = cost, tuple(tree for _, tree, _ in parts), result
             assert cheapest is not None
             return cheapest
 
-        return lambda part: best(part)[:2]
+        return best
 
 
 def partitions(items: Sequence[int]) -> Iterator[list[frozenset[int]]]:

@@ -92,6 +92,11 @@ class Statement:
             return "+", value.left
         return None
 
+    @property
+    def term(self) -> ast.expr:
+        """The operand that the statement adds or subtracts, else the value that it stores."""
+        return self.added[1] if self.added else self.value
+
     def reads(self) -> list[ast.Subscript]:
         """Return the elements that it reads, its own included."""
         return [node for node in ast.walk(self.value) if isinstance(node, ast.Subscript)]
@@ -170,8 +175,8 @@ class _Renamed(ast.NodeTransformer):
 class _ProgramReader:
     """Reader that traverses the text of a program."""
 
-    def __init__(self, made: DenseProgram) -> None:
-        self.made, self.count = made, 0
+    def __init__(self, program: DenseProgram) -> None:
+        self.program, self.count = program, 0
 
     def refuse(self, node: ast.AST, construct: str) -> LoweringError:
         line = ast.unparse(node).splitlines()[0]
@@ -243,7 +248,7 @@ class _ProgramReader:
             renamed = _Renamed(names)
             place, value = renamed.visit(copy.deepcopy(target)), renamed.visit(copy.deepcopy(node.value))
             first = started.pop(ast.unparse(place), None)
-            self.made.statements.append(Statement(dict(loops), dict(numbers), place, value, first))
+            self.program.statements.append(Statement(dict(loops), dict(numbers), place, value, first))
             return
         call = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
         if call == "T.axis.remap" and isinstance(node.value, ast.Call):
@@ -265,7 +270,7 @@ class _ProgramReader:
             call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "dtype"), None)
         )
         dtype = dtype_node.value if isinstance(dtype_node, ast.Constant) else "float32"
-        self.made.buffers[name] = DenseBuffer(name, tuple(shape), str(dtype), allocated=True)
+        self.program.buffers[name] = DenseBuffer(name, tuple(shape), str(dtype), allocated=True)
 
 
 def _is_sizes(value: ast.expr) -> bool:
@@ -455,7 +460,7 @@ class _SparseProgramWriter(ProgramWriter):
         for statement in self.program.statements:
             if statement.buffer != name:
                 continue
-            value = statement.added[1] if statement.added else statement.value
+            value = statement.term
             for node in ast.walk(value):
                 candidate = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
                 if candidate in self.levels and candidate != name and isinstance(node, ast.Subscript):
@@ -468,7 +473,7 @@ class _SparseProgramWriter(ProgramWriter):
 
     def _check_zero(self, statement: Statement, model: str) -> None:
         """Raise unless a sparse result is zero where its model stores nothing."""
-        value = statement.added[1] if statement.added else statement.value
+        value = statement.term
         if not (_is_zero(value) or vanishes(value, model)) or not (statement.init is None or _is_zero(statement.init)):
             raise ArgumentError(
                 f"{statement.buffer} cannot be sparse: {ast.unparse(value)} is not zero where {model} stores nothing"
@@ -550,7 +555,7 @@ class _SparseProgramWriter(ProgramWriter):
 
     def driver(self, statement: Statement) -> str | None:
         """Return the buffer whose stored entries a statement may iterate over, or None."""
-        value = statement.added[1] if statement.added else statement.value
+        value = statement.term
         for node in ast.walk(value):
             name = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
             if name not in self.levels or name in self.models or not isinstance(node, ast.Subscript):

@@ -156,7 +156,7 @@ class Lazy:
         remaining = () if axis is None else [n for d, n in enumerate(self.shape) if d != axis % self.ndim]
         if 0 in (self.shape if axis is None else [self.shape[axis]]):
             if name == "max":
-                raise ArgumentError(f"there is no max of no elements: the shape is {self.shape}")
+                raise ArgumentError(f"max of an empty tensor is undefined: the shape is {self.shape}")
             if name == "mean":
                 return self.reduced("sum", axis) * math.nan
         return Lazy(name, (self,), remaining, self.dtype, option=axis)
