@@ -47,6 +47,11 @@ def in_autocast(*tensors: Tensor | None) -> list[Tensor | None]:
 FEATURES: Sizes = (("K", None),)
 
 
+def heads_of(values: Tensor) -> Sizes:
+    """Return the axes of values of nodes or edges besides the first: one of heads, or none."""
+    return (("H", None),) if values.dim() == 2 else ()
+
+
 class _Refused(Function):
     """Gradients that have no gradients themselves."""
 
@@ -218,9 +223,7 @@ class SpMM(KernelFunction):
         ctx: Any, graph: GraphOrientations, inner: Sizes, is_mean: bool, activation: str, *tensors: Any
     ) -> Tensor:
         weight, x, bias = tensors
-        ctx.graph, ctx.inner, ctx.share = graph, inner, None
-        if is_mean:
-            ctx.share = graph.rows.share(x.dtype)
+        ctx.graph, ctx.inner, ctx.share = graph, inner, graph.rows.share(x.dtype) if is_mean else None
         more = (bias is not None, activation) if bias is not None or activation else ()
         options = (NAMES[x.dtype], inner, "sum", weight is not None, "row" if is_mean else "", *more)
         y = graph.rows.run("spmm", *options, w_data=weight, S=ctx.share, X=x, B=bias)
@@ -285,43 +288,26 @@ class ReadLinear(KernelFunction):
 
 
 class LinearFunction(KernelFunction):
-    """A layer ``x @ W.T``, W the matrix of the graph."""
+    """A layer ``x @ W.T``, or ``x @ W``, W the matrix of the graph with values in the order of rows."""
 
     @staticmethod
-    def forward(ctx: Any, graph: GraphOrientations, values: Tensor, x: Tensor) -> Tensor:
-        ctx.graph = graph
-        ctx.save_for_backward(values, x if ctx.needs_input_grad[1] else None)
+    def forward(ctx: Any, graph: GraphOrientations, is_transposed: bool, values: Tensor, x: Tensor) -> Tensor:
+        ctx.graph, ctx.is_transposed = graph, is_transposed
+        ctx.save_for_backward(values, x if ctx.needs_input_grad[2] else None)
+        if is_transposed:
+            return graph.columns.run("linear", NAMES[x.dtype], FEATURES, W=values, X=x)
         return graph.rows.run("linear", NAMES[x.dtype], FEATURES, w_data=values, X=x)
 
     @staticmethod
     @differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         (values, x), g_values, g_x = ctx.saved_tensors, None, None
+        if ctx.needs_input_grad[3]:
+            g_x = LinearFunction.apply(ctx.graph, not ctx.is_transposed, values, g.contiguous())
         if ctx.needs_input_grad[2]:
-            g_x = TransposedLinear.apply(ctx.graph, values, g.contiguous())
-        if ctx.needs_input_grad[1]:
-            g_values = SDDMM.apply(ctx.graph, FEATURES, None, g.t().contiguous(), x.t().contiguous())
-        return None, g_values, g_x
-
-
-class TransposedLinear(KernelFunction):
-    """A product ``g @ W``, W the matrix of the graph with values in the order of rows."""
-
-    @staticmethod
-    def forward(ctx: Any, graph: GraphOrientations, values: Tensor, g: Tensor) -> Tensor:
-        ctx.graph = graph
-        ctx.save_for_backward(values, g if ctx.needs_input_grad[1] else None)
-        return graph.columns.run("linear", NAMES[g.dtype], FEATURES, W=values, X=g)
-
-    @staticmethod
-    @differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (values, g), g_values, g_g = ctx.saved_tensors, None, None
-        if ctx.needs_input_grad[2]:
-            g_g = LinearFunction.apply(ctx.graph, values, gradient.contiguous())
-        if ctx.needs_input_grad[1]:
-            g_values = SDDMM.apply(ctx.graph, FEATURES, None, g.t().contiguous(), gradient.t().contiguous())
-        return None, g_values, g_g
+            rows, columns = (x, g) if ctx.is_transposed else (g, x)
+            g_values = SDDMM.apply(ctx.graph, FEATURES, None, rows.t().contiguous(), columns.t().contiguous())
+        return None, None, g_values, g_x
 
 
 class SDDMM(KernelFunction):
@@ -372,10 +358,9 @@ class EndSum(KernelFunction):
     @staticmethod
     def forward(ctx: Any, graph: GraphOrientations, inner: Sizes, of_columns: bool, values: Tensor) -> Tensor:
         ctx.graph, ctx.inner, ctx.of_columns = graph, inner, of_columns
-        options = (NAMES[values.dtype], inner)
         if of_columns:
-            return graph.columns.run("row_sum", *options, W=values)
-        return graph.rows.run("row_sum", *options, w_data=values)
+            return graph.columns.run("row_sum", NAMES[values.dtype], inner, W=values)
+        return graph.rows.run("row_sum", NAMES[values.dtype], inner, w_data=values)
 
     @staticmethod
     @differentiable
@@ -489,7 +474,7 @@ class Dropout(KernelFunction):
 
 def _shared_out(graph: GraphOrientations, rate: float, scores: Tensor, v: Tensor, seed: Tensor | None) -> Tensor:
     """Return the sums of values by the softmax of scores along edges, in single operators."""
-    inner: Sizes = (("H", None),) if scores.dim() == 2 else ()
+    inner = heads_of(scores)
     shares = Softmax.apply(graph, inner, scores.contiguous())
     shares = Dropout.apply(graph, inner, rate, shares, seed) if rate else shares
     outer = (("H", v.shape[1]), ("K", v.shape[2])) if v.dim() == 3 else FEATURES
@@ -508,8 +493,7 @@ def _attention_by_steps(ctx: Any) -> Tensor | None:
 def _additive_by_steps(ctx: Any) -> Tensor:
     targets, sources, v, e, seed, _ = ctx.saved_tensors
     slope, _, rate = ctx.options
-    inner: Sizes = (("H", None),) if targets.dim() == 2 else ()
-    scores = EdgeSum.apply(ctx.graph, inner, targets, sources)
+    scores = EdgeSum.apply(ctx.graph, heads_of(targets), targets, sources)
     scores = torch.nn.functional.leaky_relu(scores if e is None else scores + e, slope)
     return _shared_out(ctx.graph, rate, scores, v, seed)
 
@@ -564,7 +548,14 @@ def _mix_edges(ctx: Any, tensors: Any, *, keep: bool) -> tuple[Tensor, Tensor | 
     q, k, v = (t.contiguous() for t in tensors[:3])
     e, seed = tensors[3:]
     operands = {"Q": q, "KEYS": k, "V": v, "edges_data": e, "edges_v_data": e, "seed_data": seed}
-    result = ctx.graph.rows.run("attention", NAMES[q.dtype], ctx.inner, *ctx.options, keep, **operands)
+    return _mixed(ctx, "attention", q.dtype, operands, keep=keep)
+
+
+def _mixed(
+    ctx: Any, name: str, dtype: torch.dtype, operands: dict[str, Tensor | None], *, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Run a kernel of attention: return the sums of values, and the shares of edges if `keep`."""
+    result = ctx.graph.rows.run(name, NAMES[dtype], ctx.inner, *ctx.options, keep, **operands)
     return (result[1], result[0]) if keep else (result, None)
 
 
@@ -580,12 +571,10 @@ class AdditiveAttention(KernelFunction):
         ctx.graph, ctx.inner, ctx.options = graph, inner, (slope, e is not None, rate)
         keep = any(ctx.needs_input_grad)
         operands = {"TARGETS": t, "SOURCES": s, "edges_data": e, "V": v, "seed_data": seed}
-        result = graph.rows.run("additive", NAMES[v.dtype], inner, *ctx.options, keep, **operands)
-        if not keep:
-            return result
-        p, out = result
-        ctx.are_tensors = (False, False, False, True, True, True, True, True)
-        ctx.save_for_backward(t, s, v, e, seed, p)
+        out, p = _mixed(ctx, "additive", v.dtype, operands, keep=keep)
+        if keep:
+            ctx.are_tensors = (False, False, False, True, True, True, True, True)
+            ctx.save_for_backward(t, s, v, e, seed, p)
         return out
 
     @staticmethod
@@ -617,12 +606,10 @@ class DynamicAttention(KernelFunction):
         slope, rate = options
         ctx.graph, ctx.inner, ctx.options = graph, inner, (slope, e is not None, rate)
         keep = any(ctx.needs_input_grad)
-        operands = {"TARGETS": t, "SOURCES": s, "edges_data": e, "seed_data": seed}
-        result = graph.rows.run("dynamic", NAMES[v.dtype], inner, *ctx.options, keep, **operands, A=a, V=v)
-        if not keep:
-            return result
-        p, out = result
-        ctx.save_for_backward(t, s, a, v, e, p)
+        operands = {"TARGETS": t, "SOURCES": s, "edges_data": e, "seed_data": seed, "A": a, "V": v}
+        out, p = _mixed(ctx, "dynamic", v.dtype, operands, keep=keep)
+        if keep:
+            ctx.save_for_backward(t, s, a, v, e, p)
         return out
 
     @staticmethod
@@ -683,5 +670,6 @@ __all__ = [
     "Reorder",
     "Softmax",
     "SpMM",
+    "heads_of",
     "in_autocast",
 ]

@@ -381,8 +381,8 @@ class Graph(functions.GraphOrientations):
             return self._traced("edge_sum", [targets, sources])
         self._check(targets=targets, sources=sources)
         self._pair("targets", targets, "sources", sources, ranks=(1, 2))
-        inner: Sizes = (("H", None),) if targets.dim() == 2 else ()
-        return self.as_given(functions.EdgeSum.apply(self, inner, targets.contiguous(), sources.contiguous()))
+        ends = (targets.contiguous(), sources.contiguous())
+        return self.as_given(functions.EdgeSum.apply(self, functions.heads_of(targets), *ends))
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Return the softmax over the edges of each row.
@@ -401,8 +401,7 @@ class Graph(functions.GraphOrientations):
             return self._traced("softmax", [scores])
         self._check(scores=scores)
         edges = self.by_rows(scores, "scores")
-        inner: Sizes = (("H", None),) if scores.dim() == 2 else ()
-        return self.as_given(functions.Softmax.apply(self, inner, edges))
+        return self.as_given(functions.Softmax.apply(self, functions.heads_of(scores), edges))
 
     def dropout(
         self, values: Tensor, dropout: float = 0.5, *, training: bool = True, seed: Tensor | None = None
@@ -435,8 +434,7 @@ class Graph(functions.GraphOrientations):
         edges = self.by_rows(values, "values")
         if not rate:
             return values
-        inner: Sizes = (("H", None),) if values.dim() == 2 else ()
-        return self.as_given(functions.Dropout.apply(self, inner, rate, edges, seed))
+        return self.as_given(functions.Dropout.apply(self, functions.heads_of(values), rate, edges, seed))
 
     def attention(
         self,
@@ -644,7 +642,7 @@ class Graph(functions.GraphOrientations):
         if x.dim() == 0 or x.shape[-1] != self.shape[1]:
             raise ArgumentError(f"x: expected a tensor of [..., {self.shape[1]}], got {_shown(x)}. Transpose it.")
         rows = x.reshape(math.prod(x.shape[:-1]), self.shape[1]).contiguous()  # numel() would fix sizes in an export
-        y = functions.LinearFunction.apply(self.in_precision(precision), self.by_rows(values), rows)
+        y = functions.LinearFunction.apply(self.in_precision(precision), False, self.by_rows(values), rows)
         return y.view(*x.shape[:-1], self.shape[0])
 
     # ------------------------------------------------------------------ programs that torch traces

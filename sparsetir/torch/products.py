@@ -34,7 +34,6 @@ from sparsetir.torch.functions import (
     KernelFunction,
     LinearFunction,
     SpMM,
-    TransposedLinear,
     TransposedSpMM,
     differentiable,
 )
@@ -409,8 +408,8 @@ def _sparse_times_dense(A: Tensor, B: Tensor, precision: str | None) -> Tensor:
 
 def _dense_times_sparse(A: Tensor, B: Tensor, precision: str | None) -> Tensor:
     structure, values = _compressed(B, "B")
-    function = LinearFunction if B.layout in BY_COLUMNS else TransposedLinear
-    return function.apply(structure.graph.in_precision(precision), values, A.contiguous())
+    graph, is_transposed = structure.graph.in_precision(precision), B.layout not in BY_COLUMNS
+    return LinearFunction.apply(graph, is_transposed, values, A.contiguous())
 
 
 # ------------------------------------------------------------------------------------ grouped products
@@ -439,14 +438,10 @@ class GroupEnds:
         The ends, for the next product alone: the caller may change them later.
     """
 
-    __slots__ = ("_longest", "_offsets", "_starts", "ends", "rows", "way")
-
     def __init__(self, ends: list[int], way: Way | None = None, offs: Tensor | None = None) -> None:
         self.ends = ends
         self.way = way
         self.rows = ends[-1] if ends else 0  # where the last group ends
-        self._longest: int | None = None
-        self._starts: np.ndarray | None = None
         self._offsets = None if offs is None or offs.dtype is not torch.int32 else offs
 
     def __len__(self) -> int:
@@ -457,12 +452,10 @@ class GroupEnds:
         """Begin and end of each group."""
         return itertools.pairwise([0, *self.ends])
 
-    @property
+    @cached_property
     def starts(self) -> np.ndarray:
         """Where each group begins, and the number of rows."""
-        if self._starts is None:
-            self._starts = np.array([0, *self.ends], np.int64)
-        return self._starts
+        return np.array([0, *self.ends], np.int64)
 
     @property
     def offsets(self) -> Tensor:
@@ -471,13 +464,11 @@ class GroupEnds:
             self._offsets = torch.from_numpy(np.array(self.ends, np.int32))
         return self._offsets
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Rows of the largest group."""
-        if self._longest is None:
-            ends = self.ends
-            self._longest = max(ends[0], *map(operator.sub, ends[1:], ends)) if len(ends) > 1 else self.rows
-        return self._longest
+        ends = self.ends
+        return max(ends[0], *map(operator.sub, ends[1:], ends)) if len(ends) > 1 else self.rows
 
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         """Compute the next product in the way that is known for it."""

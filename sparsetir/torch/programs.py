@@ -80,14 +80,11 @@ class EdgeDraft(ProgramWriter):
         return "float64" if self.dtype == "float64" else "float32"
 
     def edges(self, name: str, *, result: bool = False) -> str:
-        """Declare values of edges; the one at hand."""
-        is_via = self.is_via and not result
-        outer, place = (("E",), ["P[i, j]"]) if is_via else (("I", "J"), ["i", "j"])
-        self.array(name, (*outer, *self.heads), self.dtype, result=result)
-        return f"{name}[{', '.join([*place, *_lower(self.heads)])}]"
+        """Declare values of edges; return the current element."""
+        return self.edge_rows(name, self.heads, result=result)
 
     def edge_rows(self, name: str, inner: Axes | None = None, *, result: bool = False) -> str:
-        """Declare features of edges; the one at hand."""
+        """Declare features of edges; return the current element."""
         inner = self.all if inner is None else inner
         is_via = self.is_via and not result
         outer, place = (("E",), ["P[i, j]"]) if is_via else (("I", "J"), ["i", "j"])
@@ -95,19 +92,21 @@ class EdgeDraft(ProgramWriter):
         return f"{name}[{', '.join([*place, *_lower(inner)])}]"
 
     def rows(self, name: str, inner: Axes, *, result: bool = False) -> str:  # type: ignore[override]
-        """Declare values of rows; the one at hand."""
+        """Declare values of rows; return the current element."""
         self.array(name, ("I", *inner), self.dtype, result=result)
         return f"{name}[{', '.join(['i', *_lower(inner)])}]"
 
     def columns(self, name: str, inner: Axes) -> str:
-        """Declare values of columns; the one at hand."""
+        """Declare values of columns; return the current element."""
         self.array(name, ("N", *inner), self.dtype)
         return f"{name}[{', '.join(['j', *_lower(inner)])}]"
 
-    def edge_scratch(self, name: str) -> str:
-        """Declare scratch for edges, of the dtype of results; the element at hand."""
-        self.scratch(name, ("I", "J", *self.heads), self.dtype)
-        return f"{name}[{', '.join(['i', 'j', *_lower(self.heads)])}]"
+    def shares(self, *, keep: bool) -> str:
+        """Declare the shares of edges, a result if `keep`, else scratch; return the current element."""
+        if keep:
+            return self.edges("P_", result=True)
+        self.scratch("P_", ("I", "J", *self.heads), self.dtype)
+        return f"P_[{', '.join(['i', 'j', *_lower(self.heads)])}]"
 
     def dropped(self, rate: float) -> str:
         """Return whether dropout removes the current element: by 32 bits of its position and the seed."""
@@ -122,19 +121,23 @@ class EdgeDraft(ProgramWriter):
         bits = mixed(f'T.bitwise_xor({place}, T.Cast("uint32", key[0]))')
         return f"{bits} < T.uint32({min(int(rate * 2**32), MASK)})"
 
-    def held(self, name: str, axes: Axes) -> str:
-        """Declare scratch; the element at hand."""
+    def wide_scratch(self, name: str, axes: Axes) -> str:
+        """Declare scratch; return the current element."""
         self.scratch(name, axes, self.wide)
         return f"{name}[{', '.join(_lower(axes))}]"
 
     def in_place(self, o: str, name: str) -> str:
-        """Where numbers on the way to an element of edges are: there, or in scratch if that is too narrow for them."""
-        return o if self.dtype == self.wide else self.held(name, ("I", "J", *self.heads))
+        """Return where intermediate values of an element are: there, or in scratch if its dtype is too narrow."""
+        return o if self.dtype == self.wide else self.wide_scratch(name, ("I", "J", *self.heads))
 
     def reduce(self, name: str, axes: Axes, line: str, init: str, over: str = "J") -> None:
         """Add an iteration that reduces over an axis."""
         kinds = "".join("R" if axis == over else "S" for axis in axes)
         self.iterate(axes, kinds, name, [line], init=init)
+
+    def add(self, name: str, axes: Axes, total: str, value: str, over: str = "J") -> None:
+        """Add an iteration that sums values over an axis."""
+        self.reduce(name, axes, f"{total} = {total} + {value}", f"{total} = 0", over)
 
     def spread(self, name: str, axes: Axes, line: str) -> None:
         """Add an iteration that reduces over no axis."""
@@ -160,7 +163,7 @@ def spmm(
     value = " * ".join([*factors, draft.columns("X", draft.all)])
     y, axes = draft.rows("Y", draft.all, result=True), ("I", "J", *draft.all)
     if reduce == "sum":
-        draft.reduce("spmm", axes, f"{y} = {y} + {value}", f"{y} = 0")
+        draft.add("spmm", axes, y, value)
         return _epilogue(draft, y, biased, activation)
     draft.scratch("count", ("I",), "int32")
     draft.reduce("count", ("I", "J"), "count[i] = count[i] + 1", "count[i] = 0")
@@ -171,7 +174,7 @@ def spmm(
 
 
 def _worst(draft: EdgeDraft, reduce: str) -> str:
-    """Return the element that no other one is worse than: the start of a maximum or minimum."""
+    """Return the identity of a maximum or minimum."""
     if draft.dtype == "bool":
         return f"T.bool({reduce == 'min'})"
     if "int" in draft.dtype:
@@ -199,7 +202,7 @@ def linear(draft: EdgeDraft) -> None:
 def row_sum(draft: EdgeDraft) -> None:
     """``Y[i] = sum_j W[i, j]``."""
     w, y = draft.edges("W"), draft.rows("Y", draft.heads, result=True)
-    draft.reduce("row_sum", ("I", "J", *draft.heads), f"{y} = {y} + {w}", f"{y} = 0")
+    draft.add("row_sum", ("I", "J", *draft.heads), y, w)
 
 
 def sddmm(draft: EdgeDraft, scaled: bool) -> None:
@@ -207,7 +210,7 @@ def sddmm(draft: EdgeDraft, scaled: bool) -> None:
     value = f"{draft.rows('X', draft.all)} * {draft.columns('Y', draft.all)}"
     value += f" * {draft.rows('S', ())}" if scaled else ""
     o = draft.edges("O", result=True)
-    draft.reduce("sddmm", draft.dots, f"{o} = {o} + {value}", f"{o} = 0", over="K")
+    draft.add("sddmm", draft.dots, o, value, over="K")
 
 
 def edge_sum(draft: EdgeDraft) -> None:
@@ -224,8 +227,7 @@ def ties(draft: EdgeDraft, weighted: bool) -> None:
     value = _product(draft, draft.columns, weighted)
     y, g, o = draft.rows("Y", draft.all), draft.rows("G", draft.all), draft.rows("O", draft.all, result=True)
     one, zero = (f"T.{draft.dtype}({n})" for n in (1, 0))
-    line = f"{o} = {o} + T.Select({value} == {y}, {one}, {zero})"
-    draft.reduce("ties", ("I", "J", *draft.all), line, f"{o} = 0")
+    draft.add("ties", ("I", "J", *draft.all), o, f"T.Select({value} == {y}, {one}, {zero})")
     draft.spread("share", ("I", *draft.all), f"{o} = T.Select({y} == {y}, {g} / T.max({o}, {one}), {y})")
 
 
@@ -235,16 +237,16 @@ def picked(draft: EdgeDraft, weighted: bool) -> None:
     y, g, o = draft.columns("Y", draft.all), draft.columns("G", draft.all), draft.rows("O", draft.all, result=True)
     part = value.split(" * ")[0] if weighted else f"T.{draft.dtype}(1)"
     # The product with G, which is NaN where the maximum is, makes such gradients NaN.
-    line = f"{o} = {o} + T.Select({value} == {y}, {part}, T.{draft.dtype}(0)) * {g}"
-    draft.reduce("picked", ("I", "J", *draft.all), line, f"{o} = 0")
+    gradient = f"T.Select({value} == {y}, {part}, T.{draft.dtype}(0)) * {g}"
+    draft.add("picked", ("I", "J", *draft.all), o, gradient)
 
 
 def picked_edges(draft: EdgeDraft) -> None:
     """``O[i, j] = sum_k (W[i, j] * X[j, k] == Y[i, k]) * X[j, k] * G[i, k]``."""
     value = _product(draft, draft.columns, True)
     y, g, o = draft.rows("Y", draft.all), draft.rows("G", draft.all), draft.edges("O", result=True)
-    line = f"{o} = {o} + T.Select({value} == {y}, {value.split(' * ')[-1]}, T.{draft.dtype}(0)) * {g}"
-    draft.reduce("picked", ("I", "J", *draft.all), line, f"{o} = 0", over="K")
+    gradient = f"T.Select({value} == {y}, {value.split(' * ')[-1]}, T.{draft.dtype}(0)) * {g}"
+    draft.add("picked", ("I", "J", *draft.all), o, gradient, over="K")
 
 
 def _product(draft: EdgeDraft, declare: Callable[[str, Axes], str], weighted: bool) -> str:
@@ -257,23 +259,24 @@ def _product(draft: EdgeDraft, declare: Callable[[str, Axes], str], weighted: bo
 
 def softmax(draft: EdgeDraft) -> None:
     """Add the softmax of every row's values."""
-    value, heads = f'T.Cast("{draft.wide}", {draft.edges("W")})', draft.heads
-    _softmax(draft, value, draft.edges("O", result=True), heads)
+    value = f'T.Cast("{draft.wide}", {draft.edges("W")})'
+    _softmax(draft, value, draft.edges("O", result=True))
 
 
-def _softmax(draft: EdgeDraft, value: str, o: str, heads: Axes, rate: float = 0.0, rises: str = "") -> str:
-    """Write the shares of edges; those that are dropped with a minus. What to multiply values with is returned.
+def _softmax(draft: EdgeDraft, value: str, o: str, rate: float = 0.0, rises: str = "") -> str:
+    """Write the shares of edges, those that are dropped with a minus; return the factors of values.
 
     `rises`: the part of the value that differs among the edges of a row, if the value rises with it.
     """
-    top, total = draft.held("top", ("I", *heads)), draft.held("total", ("I", *heads))
-    power, edges = draft.in_place(o, "power"), ("I", "J", *heads)
+    rows, edges = ("I", *draft.heads), ("I", "J", *draft.heads)
+    top, total = draft.wide_scratch("top", rows), draft.wide_scratch("total", rows)
+    power = draft.in_place(o, "power")
     largest = f"{top} = T.max({top}, {rises or value})"
     draft.reduce("row_max", edges, largest, f'{top} = -T.infinity("{draft.wide}")')
     if rises:
-        draft.spread("top", ("I", *heads), f"{top} = {value.replace(rises, top)}")
+        draft.spread("top", rows, f"{top} = {value.replace(rises, top)}")
     draft.spread("exponent", edges, f"{power} = T.exp({value} - {top})")
-    draft.reduce("row_sum", edges, f"{total} = {total} + {power}", f"{total} = 0")
+    draft.add("row_sum", edges, total, power)
     share = f"{power} / {total}"
     if rate:
         share = f"T.if_then_else({draft.dropped(rate)}, -({share}), {share})"
@@ -282,10 +285,15 @@ def _softmax(draft: EdgeDraft, value: str, o: str, heads: Axes, rate: float = 0.
 
 
 def _kept(p: str, dtype: str, rate: float) -> str:
-    """Return a share, larger by what others lose; 0 if it is dropped, as its sign shows."""
+    """Return a share, scaled to make up for those that are dropped; 0 if it is dropped itself, as its sign shows."""
     if not rate:
         return p
-    return f"T.max({p}, T.{dtype}(0)) * T.{dtype}({1 / (1 - rate) if rate < 1 else 0.0!r})"
+    return f"T.max({p}, T.{dtype}(0)) * {_gain(dtype, rate)}"
+
+
+def _gain(dtype: str, rate: float) -> str:
+    """Return the factor that makes up for the shares that are dropped."""
+    return f"T.{dtype}({1 / (1 - rate) if rate < 1 else 0.0!r})"
 
 
 def _whole(p: str, rate: float) -> str:
@@ -296,7 +304,7 @@ def _whole(p: str, rate: float) -> str:
 def dropout(draft: EdgeDraft, rate: float) -> None:
     """``O[i, j] = W[i, j] / (1 - rate)``, or 0 if it is dropped."""
     w, o = draft.edges("W"), draft.edges("O", result=True)
-    scaled = f"{w} * T.{draft.dtype}({1 / (1 - rate) if rate < 1 else 0.0!r})"
+    scaled = f"{w} * {_gain(draft.dtype, rate)}"
     line = f"{o} = T.if_then_else({draft.dropped(rate)}, T.{draft.dtype}(0), {scaled})"
     draft.spread("dropout", ("I", "J", *draft.heads), line)
 
@@ -304,9 +312,9 @@ def dropout(draft: EdgeDraft, rate: float) -> None:
 def softmax_gradient(draft: EdgeDraft) -> None:
     """``O = P * (G - sum_j P * G)`` of every row."""
     p, g, o = draft.edges("P_"), draft.edges("G"), draft.edges("O", result=True)
-    total, edges = draft.held("total", ("I", *draft.heads)), ("I", "J", *draft.heads)
+    total, edges = draft.wide_scratch("total", ("I", *draft.heads)), ("I", "J", *draft.heads)
     p_wide, g_wide = (f'T.Cast("{draft.wide}", {value})' for value in (p, g))
-    draft.reduce("row_sum", edges, f"{total} = {total} + {p_wide} * {g_wide}", f"{total} = 0")
+    draft.add("row_sum", edges, total, f"{p_wide} * {g_wide}")
     draft.spread("gradient", edges, f'{o} = T.Cast("{draft.dtype}", {p_wide} * ({g_wide} - {total}))')
 
 
@@ -321,25 +329,25 @@ def _of_edges(draft: EdgeDraft, edged: bool) -> tuple[str, str]:
 def attention(draft: EdgeDraft, scale: float, edged: bool, rate: float, keep: bool) -> None:
     """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``scale * Q[i] K[j]``, a result if it is to be kept.
 
-    Of P some may be dropped, with probability `rate`: these have a minus, as gradients see.
+    Shares are dropped with probability `rate`: these have a minus, by which gradients recognize them.
     """
     q, (k, v) = draft.rows("Q", draft.all), _of_edges(draft, edged)
-    p = draft.edges("P_", result=True) if keep else draft.edge_scratch("P_")
+    p = draft.shares(keep=keep)
     score = draft.in_place(p, "score")
     o = draft.rows("O", draft.mixed, result=True)
-    line = f'{score} = {score} + T.Cast("{draft.wide}", {q}) * T.Cast("{draft.wide}", {k}) * T.{draft.wide}({scale})'
-    draft.reduce("scores", draft.dots, line, f"{score} = 0", over="K")
-    share = _softmax(draft, score, p, draft.heads, rate)
-    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {share} * {v}", f"{o} = 0")
+    product = f'T.Cast("{draft.wide}", {q}) * T.Cast("{draft.wide}", {k}) * T.{draft.wide}({scale})'
+    draft.add("scores", draft.dots, score, product, over="K")
+    share = _softmax(draft, score, p, rate)
+    draft.add("mix", ("I", "J", *draft.mixed), o, f"{share} * {v}")
 
 
 def _score_gradients(draft: EdgeDraft, s: str, operands: tuple[str, str, str], factor: str, rate: float) -> None:
     """``S[i, j] = P[i, j] * (G[i] V[j] - sum_j P[i, j] * G[i] V[j])``, times a factor."""
-    part, total = draft.in_place(s, "part"), draft.held("total", ("I", *draft.heads))
+    part, total = draft.in_place(s, "part"), draft.wide_scratch("total", ("I", *draft.heads))
     p, g, v = (f'T.Cast("{draft.wide}", {value})' for value in operands)
     edges, scaled = ("I", "J", *draft.heads), _kept(p, draft.wide, rate)
-    draft.reduce("part", draft.mixed_dots, f"{part} = {part} + {g} * {v}", f"{part} = 0", over="D")
-    draft.reduce("total", edges, f"{total} = {total} + {scaled} * {part}", f"{total} = 0")
+    draft.add("part", draft.mixed_dots, part, f"{g} * {v}", over="D")
+    draft.add("total", edges, total, f"{scaled} * {part}")
     value = f"({scaled} * {part} - {_whole(p, rate)} * {total})" if rate else f"{p} * ({part} - {total})"
     draft.spread("scores", edges, f'{s} = T.Cast("{draft.dtype}", {value}{factor})')
 
@@ -350,7 +358,7 @@ def attention_rows(draft: EdgeDraft, scale: float, edged: bool, rate: float) -> 
     k, v = _of_edges(draft, edged)
     s, o = draft.edges("S", result=True), draft.rows("O", draft.all, result=True)
     _score_gradients(draft, s, (p, g, v), f" * T.{draft.wide}({scale})", rate)
-    draft.reduce("rows", ("I", "J", *draft.all), f"{o} = {o} + {s} * {k}", f"{o} = 0")
+    draft.add("rows", ("I", "J", *draft.all), o, f"{s} * {k}")
 
 
 def attention_columns(draft: EdgeDraft, rate: float) -> None:
@@ -358,12 +366,12 @@ def attention_columns(draft: EdgeDraft, rate: float) -> None:
     p, s = draft.edges("P_"), draft.edges("S")
     q, g = draft.columns("Q", draft.all), draft.columns("G", draft.mixed)
     k, v = draft.rows("KEYS", draft.all, result=True), draft.rows("V", draft.mixed, result=True)
-    draft.reduce("keys", ("I", "J", *draft.all), f"{k} = {k} + {s} * {q}", f"{k} = 0")
+    draft.add("keys", ("I", "J", *draft.all), k, f"{s} * {q}")
     _value_gradients(draft, v, p, g, rate)
 
 
 def attention_edges(draft: EdgeDraft, rate: float) -> None:
-    """Add the gradients of what edges add to keys and values, which are as long as each other."""
+    """Add the gradients of what edges add to keys and values, which have equally many features."""
     p, s = draft.edges("P_"), draft.edges("S")
     q, g = draft.rows("Q", draft.all), draft.rows("G", draft.all)
     line = f"{draft.edge_rows('O', result=True)} = {s} * {q} + {_kept(p, draft.dtype, rate)} * {g}"
@@ -371,63 +379,57 @@ def attention_edges(draft: EdgeDraft, rate: float) -> None:
 
 
 def _value_gradients(draft: EdgeDraft, v: str, p: str, g: str, rate: float) -> None:
-    line = f"{v} = {v} + {_kept(p, draft.dtype, rate)} * {g}"
-    draft.reduce("values", ("I", "J", *draft.mixed), line, f"{v} = 0")
+    draft.add("values", ("I", "J", *draft.mixed), v, f"{_kept(p, draft.dtype, rate)} * {g}")
 
 
-def _rectified(draft: EdgeDraft, slope: float, edged: bool) -> tuple[str, str]:
-    """``leaky_relu(TARGETS[i] + SOURCES[j] + EDGES[i, j])``, and what it is multiplied with in the gradient."""
-    parts = [draft.rows("TARGETS", draft.heads), draft.columns("SOURCES", draft.heads)]
-    parts += [draft.edges("EDGES")] if edged else []
-    value = " + ".join(f'T.Cast("{draft.wide}", {part})' for part in parts)
-    scaled, one = f"({value}) * T.{draft.wide}({slope})", f"T.{draft.wide}(1)"
-    steeper = f"T.if_then_else({value} > T.{draft.wide}(0), {one}, T.{draft.wide}({slope}))"
-    return f"T.{'max' if slope <= 1 else 'min'}({value}, {scaled})", steeper
+def _between(draft: EdgeDraft, edged: bool) -> str:
+    """``TARGETS[i] + SOURCES[j]``, and ``EDGES[i, j]`` if edges add to it."""
+    parts = [draft.rows("TARGETS", draft.all), draft.columns("SOURCES", draft.all)]
+    parts += [draft.edge_rows("EDGES")] if edged else []
+    return " + ".join(f'T.Cast("{draft.wide}", {part})' for part in parts)
+
+
+def _rectified(draft: EdgeDraft, value: str, slope: float) -> str:
+    """``leaky_relu(value)``."""
+    return f"T.{'max' if slope <= 1 else 'min'}({value}, ({value}) * T.{draft.wide}({slope}))"
+
+
+def _kink(draft: EdgeDraft, value: str, slope: float) -> str:
+    """Return the derivative of ``leaky_relu``."""
+    return f"T.if_then_else({value} > T.{draft.wide}(0), T.{draft.wide}(1), T.{draft.wide}({slope}))"
 
 
 def additive(draft: EdgeDraft, slope: float, edged: bool, rate: float, keep: bool) -> None:
     """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``leaky_relu(TARGETS[i] + SOURCES[j] + EDGES[i, j])``."""
-    value, _ = _rectified(draft, slope, edged)
+    value = _rectified(draft, _between(draft, edged), slope)
     v, edges = draft.columns("V", draft.mixed), ("I", "J", *draft.heads)
-    p = draft.edges("P_", result=True) if keep else draft.edge_scratch("P_")
+    p = draft.shares(keep=keep)
     o = draft.rows("O", draft.mixed, result=True)
     if edged or slope < 0:
         score = draft.in_place(p, "score")
         draft.spread("scores", edges, f"{score} = {value}")
-        share = _softmax(draft, score, p, draft.heads, rate)
+        share = _softmax(draft, score, p, rate)
     else:  # the score rises with what the source has
         source = f'T.Cast("{draft.wide}", SOURCES[{", ".join(["j", *_lower(draft.heads)])}])'
-        share = _softmax(draft, value, p, draft.heads, rate, source)
-    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {share} * {v}", f"{o} = 0")
+        share = _softmax(draft, value, p, rate, source)
+    draft.add("mix", ("I", "J", *draft.mixed), o, f"{share} * {v}")
 
 
 def additive_rows(draft: EdgeDraft, slope: float, edged: bool, rate: float) -> None:
     """Add the gradients of scores (which are those of EDGES) and of TARGETS, from that of the result."""
-    _, factor = _rectified(draft, slope, edged)
+    factor = _kink(draft, _between(draft, edged), slope)
     p, g, v = draft.edges("P_"), draft.rows("G", draft.mixed), draft.columns("V", draft.mixed)
     s, o = draft.edges("S", result=True), draft.rows("O", draft.heads, result=True)
     _score_gradients(draft, s, (p, g, v), f" * {factor}", rate)
-    draft.reduce("rows", ("I", "J", *draft.heads), f"{o} = {o} + {s}", f"{o} = 0")
+    draft.add("rows", ("I", "J", *draft.heads), o, s)
 
 
 def additive_columns(draft: EdgeDraft, rate: float) -> None:
     """Add the gradients of SOURCES and V from those of scores and of the result: I are the columns of the graph."""
     p, s, g = draft.edges("P_"), draft.edges("S"), draft.columns("G", draft.mixed)
     o, v = draft.rows("O", draft.heads, result=True), draft.rows("V", draft.mixed, result=True)
-    draft.reduce("sources", ("I", "J", *draft.heads), f"{o} = {o} + {s}", f"{o} = 0")
+    draft.add("sources", ("I", "J", *draft.heads), o, s)
     _value_gradients(draft, v, p, g, rate)
-
-
-def _between(draft: EdgeDraft, edged: bool) -> str:
-    """Return what the two ends of an edge have, added, and what the edge has itself."""
-    parts = [draft.rows("TARGETS", draft.all), draft.columns("SOURCES", draft.all)]
-    parts += [draft.edge_rows("EDGES")] if edged else []
-    return " + ".join(f'T.Cast("{draft.wide}", {part})' for part in parts)
-
-
-def _kink(draft: EdgeDraft, value: str, slope: float) -> str:
-    """Return what ``leaky_relu`` multiplies its argument with."""
-    return f"T.if_then_else({value} > T.{draft.wide}(0), T.{draft.wide}(1), T.{draft.wide}({slope}))"
 
 
 def dynamic(draft: EdgeDraft, slope: float, edged: bool, rate: float, keep: bool) -> None:
@@ -436,13 +438,13 @@ def dynamic(draft: EdgeDraft, slope: float, edged: bool, rate: float, keep: bool
     draft.array("A", draft.all, draft.dtype)
     a = f'T.Cast("{draft.wide}", A[{", ".join(_lower(draft.all))}])'
     v = draft.columns("V", draft.mixed)
-    p = draft.edges("P_", result=True) if keep else draft.edge_scratch("P_")
+    p = draft.shares(keep=keep)
     score = draft.in_place(p, "score")
     o = draft.rows("O", draft.mixed, result=True)
-    rectified = f"T.{'max' if slope <= 1 else 'min'}({value}, ({value}) * T.{draft.wide}({slope}))"
-    draft.reduce("scores", draft.dots, f"{score} = {score} + {a} * {rectified}", f"{score} = 0", over="K")
-    share = _softmax(draft, score, p, draft.heads, rate)
-    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {share} * {v}", f"{o} = 0")
+    rectified = _rectified(draft, value, slope)
+    draft.add("scores", draft.dots, score, f"{a} * {rectified}", over="K")
+    share = _softmax(draft, score, p, rate)
+    draft.add("mix", ("I", "J", *draft.mixed), o, f"{share} * {v}")
 
 
 def dynamic_rows(draft: EdgeDraft, slope: float, edged: bool, rate: float) -> None:
@@ -464,16 +466,18 @@ def dynamic_columns(draft: EdgeDraft, slope: float, edged: bool, rate: float) ->
 
 
 def _kinks(draft: EdgeDraft, s: str, o: str, value: str, slope: float) -> None:
-    line = f'{o} = {o} + T.Cast("{draft.dtype}", T.Cast("{draft.wide}", {s}) * {_kink(draft, value, slope)})'
-    draft.reduce("kinks", ("I", "J", *draft.all), line, f"{o} = 0")
+    draft.add("kinks", ("I", "J", *draft.all), o, _through_kink(draft, s, value, slope))
+
+
+def _through_kink(draft: EdgeDraft, s: str, value: str, slope: float) -> str:
+    return f'T.Cast("{draft.dtype}", T.Cast("{draft.wide}", {s}) * {_kink(draft, value, slope)})'
 
 
 def dynamic_edges(draft: EdgeDraft, slope: float) -> None:
     """Add the gradients of EDGES but for the factor A."""
     value, s = _between(draft, True), draft.edges("S")
     o = draft.edge_rows("O", result=True)
-    line = f'{o} = T.Cast("{draft.dtype}", T.Cast("{draft.wide}", {s}) * {_kink(draft, value, slope)})'
-    draft.spread("kinks", ("I", "J", *draft.all), line)
+    draft.spread("kinks", ("I", "J", *draft.all), f"{o} = {_through_kink(draft, s, value, slope)}")
 
 
 # ------------------------------------------------------------------ kernels

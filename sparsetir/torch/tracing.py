@@ -121,10 +121,7 @@ class TracedGraph(Graph):
 
 
 def _is_plain(tensors: list[Tensor | None], structure: Tensor) -> bool:
-    for tensor in tensors:
-        if tensor is not None and type(tensor) not in PLAIN:
-            return False
-    return type(structure) in PLAIN
+    return all(type(tensor) in PLAIN for tensor in (structure, *tensors) if tensor is not None)
 
 
 def _called(
@@ -162,18 +159,14 @@ def along_rows(
     back: Tensor | None,
     method: str,
     tensors: list[Tensor | None],
-    reduce: str = "",
-    scale: float | None = None,
-    dropout: float = 0.0,
-    activation: str = "",
-    precision: str = "",
+    **options: Any,
 ) -> Tensor:
     """Call a method of the graph with these index arrays; `there` and `back` lead from and to the given order."""
     if _is_plain(tensors, first):
         graph = Graph.of_rows(known(first, second, columns), there, back)
     else:
         graph = TracedGraph(first, second, rows, columns, by_edges=False, there=there, back=back)
-    return _called(graph, method, tensors, reduce, scale, dropout, activation, precision)
+    return _called(graph, method, tensors, **options)
 
 
 def along_edges(
@@ -183,18 +176,14 @@ def along_edges(
     columns: int,
     method: str,
     tensors: list[Tensor | None],
-    reduce: str = "",
-    scale: float | None = None,
-    dropout: float = 0.0,
-    activation: str = "",
-    precision: str = "",
+    **options: Any,
 ) -> Tensor:
     """Call a method of the graph with these targets and sources; without sources each edge has a column of its own."""
     if _is_plain(tensors, first):
         graph = GRAPHS.of(first, second, rows, columns)
     else:
         graph = TracedGraph(first, second, rows, columns, by_edges=True)
-    return _called(graph, method, tensors, reduce, scale, dropout, activation, precision)
+    return _called(graph, method, tensors, **options)
 
 
 def along_index(index: Tensor, at: tuple[int, int], rows: int, columns: int, *call: Any, **options: Any) -> Tensor:
@@ -248,30 +237,20 @@ def edges_kernel(
     return list(result) if type(result) is tuple else [result]
 
 
-def _shapes(name: str, rows: Any, edges: Any, options: Any, given: dict[str, Tensor]) -> list[tuple[Any, ...]]:
+def _shapes(name: str, rows: Any, edges: Any, options: Any, operands: dict[str, Tensor]) -> list[tuple[Any, ...]]:
     """Return the shapes of the outputs of a kernel, `rows` those of the side that it runs over."""
-    shape = {key: tensor.shape for key, tensor in given.items()}
-    if name == "attention":
-        heads, out = shape["Q"][1:-1], (rows, *shape["V"][1:])
-        return [(edges, *heads), out] if options[-1] else [out]
-    if name == "attention_rows":
-        return [tuple(shape["p__data"]), (rows, *shape["KEYS"][1:])]
-    if name == "attention_columns":
-        return [(rows, *shape["Q"][1:]), (rows, *shape["G"][1:])]
-    if name == "dynamic":
+    shape = {key: tensor.shape for key, tensor in operands.items()}
+    if name in ("attention", "dynamic", "additive"):
         out = (rows, *shape["V"][1:])
         return [(edges, *shape["V"][1:-1]), out] if options[-1] else [out]
-    if name == "dynamic_rows":
+    if name == "attention_rows":
+        return [tuple(shape["p__data"]), (rows, *shape["KEYS"][1:])]
+    if name in ("dynamic_rows", "additive_rows"):
         return [tuple(shape["p__data"]), tuple(shape["TARGETS"])]
     if name == "dynamic_columns":
         return [tuple(shape["TARGETS"]), (rows, *shape["G"][1:])]
-    if name == "additive":
-        out = (rows, *shape["V"][1:])
-        return [(edges, *shape["V"][1:-1]), out] if options[-1] else [out]
-    if name == "additive_rows":
-        return [tuple(shape["p__data"]), tuple(shape["TARGETS"])]
-    if name == "additive_columns":
-        return [(rows, *shape["S"][1:]), (rows, *shape["G"][1:])]
+    if name in ("attention_columns", "additive_columns"):
+        return [(rows, *shape["Q" if name == "attention_columns" else "S"][1:]), (rows, *shape["G"][1:])]
     values = shape.get("w_data", shape.get("W", ()))
     shapes_of: dict[str, Any] = {
         "spmm": lambda: (rows, *shape["X"][1:]),
