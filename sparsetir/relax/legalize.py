@@ -18,8 +18,6 @@ from sparsetir.codegen.target import cpu_target, native_target
 from sparsetir.errors import ArgumentTypeError
 from sparsetir.ir.halves import by_three_products
 from sparsetir.relax import dense, programs, structures
-from sparsetir.relax import programs as backward
-from sparsetir.relax import structures as transposition
 from sparsetir.relax.epilogues import (
     EpilogueResult,
     Head,
@@ -60,8 +58,8 @@ def _with_matrix(
     if matrix is None:
         return lowered
     is_known = all(known(shape) for shape in shapes.values())
-    dense = {n: tuple(int(size) for size in shape) for n, shape in shapes.items()} if is_known else {}
-    choice = chosen(name, lowered.program, matrix, dense, options)
+    of_operands = {n: tuple(int(size) for size in shape) for n, shape in shapes.items()} if is_known else {}
+    choice = chosen(name, lowered.program, matrix, of_operands, options)
     lowered.func, lowered.fixed = choice.func, dict(choice.given)
     if choice.format is not None:
         for part in ("indptr", "indices", "a_data"):
@@ -70,44 +68,54 @@ def _with_matrix(
     return lowered
 
 
-def _spmm(
-    a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: BuildOptions
+def _arrays(a: OperatorArguments) -> dict[str, Any]:
+    """Return the arrays of the matrix of a call by the names of parameters of its program."""
+    return {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"]}
+
+
+def _matrix_product(
+    a: OperatorArguments,
+    out: list[Any],
+    dtype: str,
+    program_of: Callable[[dict[str, Any]], NamedProgram],
+    options: BuildOptions,
 ) -> Lowered:
+    """Lower a product with a dense matrix, or with each of a batch, whose program is a function of the sizes."""
     *batch, n, feat = a.shape("B")
     sizes = {"m": out[-2], "n": n, "nnz": a.shape("indices")[0], "feat": feat}
     if batch:
         sizes["batch"] = batch[0]
-    program = programs.spmm(sizes, a.dtype("B"), a.dtype("indptr"), epilogue)
-    operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "b_data": a["B"]}
-    lowered = Lowered(program, operands, out, out, dtype)
+    lowered = Lowered(program_of(sizes), {**_arrays(a), "b_data": a["B"]}, out, out, dtype)
     return lowered if batch else _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, options)
+
+
+def _spmm(
+    a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: BuildOptions
+) -> Lowered:
+    program_of = partial(programs.spmm, dtype=a.dtype("B"), idtype=a.dtype("indptr"), epilogue=epilogue)
+    return _matrix_product(a, out, dtype, program_of, options)
+
+
+def _untuned(options: BuildOptions) -> BuildOptions:
+    """Return options without records, which are of products whose operands and sums have one dtype."""
+    return dataclasses.replace(options, asked=None, database=None)
 
 
 def _spmm_bf16x3(
     a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: BuildOptions
 ) -> Lowered:
-    n, feat = a.shape("B")
-    sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0], "feat": feat}
-    whole = programs.spmm(sizes, "float32", a.dtype("indptr"), epilogue)
-    program = dataclasses.replace(whole, func=by_three_products(whole.func))
-    operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "b_data": a["B"]}
-    lowered = Lowered(program, operands, out, out, dtype)
-    untuned = dataclasses.replace(options, asked=None, database=None)  # Records are those of products in float32.
-    return _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, untuned)
+    def program_of(sizes: dict[str, Any]) -> NamedProgram:
+        whole = programs.spmm(sizes, "float32", a.dtype("indptr"), epilogue)
+        return dataclasses.replace(whole, func=by_three_products(whole.func))
+
+    return _matrix_product(a, out, dtype, program_of, _untuned(options))
 
 
 def _spmm_int32(
-    a: OperatorArguments, out: list[Any], _dtype: str, epilogue: Epilogue | None, options: BuildOptions
+    a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: BuildOptions
 ) -> Lowered:
-    *batch, n, feat = a.shape("B")
-    sizes = {"m": out[-2], "n": n, "nnz": a.shape("indices")[0], "feat": feat}
-    if batch:
-        sizes["batch"] = batch[0]
-    program = programs.spmm(sizes, a.dtype("data"), a.dtype("indptr"), epilogue, a.dtype("B"))
-    operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "b_data": a["B"]}
-    lowered = Lowered(program, operands, out, out, "int32" if epilogue is None else epilogue.dtype)
-    untuned = dataclasses.replace(options, asked=None, database=None)
-    return lowered if batch else _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, untuned)
+    dtypes = {"dtype": a.dtype("data"), "idtype": a.dtype("indptr"), "operand": a.dtype("B")}
+    return _matrix_product(a, out, dtype, partial(programs.spmm, **dtypes, epilogue=epilogue), _untuned(options))
 
 
 def _spmv(
@@ -116,7 +124,7 @@ def _spmv(
     (n,) = a.shape("x")
     sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0]}
     program = programs.spmv(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
-    operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "x_data": a["x"]}
+    operands = {**_arrays(a), "x_data": a["x"]}
     return _with_matrix("spmv", Lowered(program, operands, out, out, dtype), a, {"X": [n]}, n, options)
 
 
@@ -125,14 +133,13 @@ def _linear(
 ) -> Lowered:
     *batch, n = a.shape("x")
     rows, m = product(batch), out[-1]
-    operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"]}
     sizes = {"m": m, "n": n, "nnz": a.shape("indices")[0], "batch": rows}
     if known([rows]) and int(rows) == 1:
         program = programs.spmv(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
-        lowered = Lowered(program, {**operands, "x_data": _reshaped(a["x"], [n])}, [m], out, dtype)
+        lowered = Lowered(program, {**_arrays(a), "x_data": _reshaped(a["x"], [n])}, [m], out, dtype)
         return _with_matrix("spmv", lowered, a, {"X": [n]}, n, options)
     program = programs.linear(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
-    lowered = Lowered(program, {**operands, "x_data": _reshaped(a["x"], [rows, n])}, [rows, m], out, dtype)
+    lowered = Lowered(program, {**_arrays(a), "x_data": _reshaped(a["x"], [rows, n])}, [rows, m], out, dtype)
     return _with_matrix("linear", lowered, a, {"X": [rows, n]}, n, options)
 
 
@@ -177,20 +184,14 @@ def _gather(
         program = grouped(sizes, a.dtype("X"), groups, size, epilogue)
         return Lowered(program, {**groups.arrays, "x_data": a["X"], "w_data": a["W"]}, out, out, dtype)
     program = programs.gather_matmul_scatter(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
-    operands = {
-        "indptr": a["indptr"],
-        "indices": a["indices"],
-        "kinds_data": a["kinds"],
-        "x_data": a["X"],
-        "w_data": a["W"],
-    }
-    return Lowered(program, operands, out, out, dtype)
+    names = {"indptr": "indptr", "indices": "indices", "kinds": "kinds_data", "X": "x_data", "W": "w_data"}
+    return Lowered(program, {param: a[name] for name, param in names.items()}, out, out, dtype)
 
 
 def _transpose(
     a: OperatorArguments, _out: list[Any], _dtype: str, _epilogue: Epilogue | None, _options: BuildOptions
 ) -> Lowered:
-    func, n = transposition.program(a.dtype("indptr")), a.size("n")
+    func, n = structures.program(a.dtype("indptr")), a.size("n")
     program = NamedProgram(func, ("indptr", "indices"), (n,))
     operands = {"indptr": a["indptr"], "indices": a["indices"]}
     return Lowered(program, operands, [], [], "", several=list(OPERATORS["transpose"].infer(a).fields))
@@ -201,7 +202,7 @@ def _segment_expand(
 ) -> Lowered:
     nnz, *feat = out
     sizes = {"m": a.shape("x")[0], "nnz": nnz, **({"feat": feat[0]} if feat else {})}
-    program = backward.segment_expand(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
+    program = programs.segment_expand(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
     return Lowered(program, {"indptr": a["indptr"], "x_data": a["x"]}, out, out, dtype)
 
 
@@ -210,7 +211,7 @@ def _gather_outer(
 ) -> Lowered:
     (n, inner), (columns, outer) = a.shape("X"), a.shape("Y")
     sizes = {"m": out[0], "nnz": a.shape("left")[0], "n": n, "others": columns, "in": inner, "out": outer}
-    program = backward.gather_outer(sizes, dtype, a.dtype("indptr"))
+    program = programs.gather_outer(sizes, dtype, a.dtype("indptr"))
     names = {"left": "left_data", "right": "right_data", "X": "x_data", "Y": "y_data"}
     operands = {"indptr": a["indptr"], **{param: a[name] for name, param in names.items()}}
     return Lowered(program, operands, out, out, dtype)
@@ -244,9 +245,8 @@ def _of_blocks(write: Callable[..., NamedProgram], names: tuple[str, ...]) -> Ma
 
 
 def _attention_backward(operand: str) -> Maker:
-    names = {"query": ("Q", "K", "V", "G", "lse", "delta"), "key": ("Q", "K", "V", "G", "lse", "delta")}
-    write = partial(backward.attention_backward, operand=operand)
-    return _of_blocks(write, names.get(operand, ("Q", "K", "G", "lse")))
+    names = ("Q", "K", "V", "G", "lse", "delta") if operand in ("query", "key") else ("Q", "K", "G", "lse")
+    return _of_blocks(partial(programs.attention_backward, operand=operand), names)
 
 
 def _reshaped(value: Any, shape: list[Any]) -> Any:
@@ -269,7 +269,7 @@ MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "segment_expand": (_segment_expand, ("E", "K")),
     "gather_outer": (_gather_outer, ()),
     "dropout": (_dropout, ()),
-    "attention_lse": (_of_blocks(backward.attention_lse, ("Q", "K")), ()),
+    "attention_lse": (_of_blocks(programs.attention_lse, ("Q", "K")), ()),
     **{f"attention_backward_{operand}": (_attention_backward(operand), ()) for operand in ATTENTION_OPERANDS},
 }
 

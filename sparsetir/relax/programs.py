@@ -327,6 +327,17 @@ class OperatorWriter(ProgramWriter):
             names.append(f"E{n}[{', '.join(axis.lower() if axis else '0' for axis in axes)}]")
         return names
 
+    def sum_of_products(
+        self, result: str, axes: Axes, dtype: str, loops: Axes, factors: str, epilogue: Epilogue | None
+    ) -> NamedProgram:
+        """Return the program of sums of `factors` over those of `loops` that are not axes of the result."""
+        target = self.finish(result, axes, dtype, epilogue)
+        place = f"{target}[{', '.join(axes).lower()}]"
+        kinds = "".join("S" if axis in axes else "R" for axis in loops)
+        self.iterate(loops, kinds, self.name, [f"{place} = {place} + {factors}"], init=f"{place} = 0")
+        self.follow(result, target, axes, epilogue)
+        return self.program()
+
     def program(self) -> NamedProgram:
         """Return the finished program."""
         return NamedProgram(self.function(), tuple(self.inputs), tuple(self.sizes.values()))
@@ -349,16 +360,11 @@ def spmm(
     draft.dense("K", shape["feat"], idtype)
     draft.array("A", ("I", "J"), dtype)
     draft.array("B", (*outer, "N", "K"), operand or dtype)
-    axes = (*outer, "I", "K")
-    target = draft.finish("C", axes, "int32" if operand else dtype, epilogue)
-    place, row = f"{target}[{', '.join(axes).lower()}]", ", ".join((*outer, "J", "K")).lower()
-    factors = ["A[i, j]", f"B[{row}]"]
+    factors = ["A[i, j]", f"B[{', '.join((*outer, 'J', 'K')).lower()}]"]
     if operand:
         factors = [f'T.Cast("int32", {factor})' for factor in factors]
-    body = [f"{place} = {place} + {' * '.join(factors)}"]
-    draft.iterate((*outer, "I", "J", "K"), "S" * len(outer) + "SRS", "spmm", body, init=f"{place} = 0")
-    draft.follow("C", target, axes, epilogue)
-    return draft.program()
+    dtype, loops = "int32" if operand else dtype, (*outer, "I", "J", "K")
+    return draft.sum_of_products("C", (*outer, "I", "K"), dtype, loops, " * ".join(factors), epilogue)
 
 
 def spmv(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
@@ -369,11 +375,7 @@ def spmv(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | No
     draft.dense("N", shape["n"], idtype)
     draft.array("A", ("I", "J"), dtype)
     draft.array("X", ("N",), dtype)
-    target = draft.finish("Y", ("I",), dtype, epilogue)
-    body = [f"{target}[i] = {target}[i] + A[i, j] * X[j]"]
-    draft.iterate(("I", "J"), "SR", "spmv", body, init=f"{target}[i] = 0")
-    draft.follow("Y", target, ("I",), epilogue)
-    return draft.program()
+    return draft.sum_of_products("Y", ("I",), dtype, ("I", "J"), "A[i, j] * X[j]", epilogue)
 
 
 def linear(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
@@ -385,11 +387,7 @@ def linear(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | 
     draft.dense("B", shape["batch"], idtype)
     draft.array("A", ("O", "I"), dtype)
     draft.array("X", ("B", "N"), dtype)
-    target = draft.finish("Y", ("B", "O"), dtype, epilogue)
-    body = [f"{target}[b, o] = {target}[b, o] + A[o, i] * X[b, i]"]
-    draft.iterate(("O", "I", "B"), "SRS", "linear", body, init=f"{target}[b, o] = 0")
-    draft.follow("Y", target, ("B", "O"), epilogue)
-    return draft.program()
+    return draft.sum_of_products("Y", ("B", "O"), dtype, ("O", "I", "B"), "A[o, i] * X[b, i]", epilogue)
 
 
 def sddmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
@@ -402,11 +400,8 @@ def sddmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | N
     draft.array("S", ("I", "J"), dtype)
     draft.array("X", ("I", "K"), dtype)
     draft.array("Y", ("N", "K"), dtype)
-    target = draft.finish("O", ("I", "J"), dtype, epilogue)
-    body = [f"{target}[i, j] = {target}[i, j] + S[i, j] * X[i, k] * Y[j, k]"]
-    draft.iterate(("I", "J", "K"), "SSR", "sddmm", body, init=f"{target}[i, j] = 0")
-    draft.follow("O", target, ("I", "J"), epilogue)
-    return draft.program()
+    factors = "S[i, j] * X[i, k] * Y[j, k]"
+    return draft.sum_of_products("O", ("I", "J"), dtype, ("I", "J", "K"), factors, epilogue)
 
 
 def softmax(shape: dict[str, Any], dtype: str, idtype: str) -> NamedProgram:
@@ -472,11 +467,8 @@ def gather_matmul_scatter(
     draft.array("X", ("N", "C"), dtype)
     draft.array("W", ("R", "C", "D"), dtype)
     draft.array("kinds", ("I", "J"), idtype)
-    target = draft.finish("Y", ("I", "D"), dtype, epilogue)
-    body = [f"{target}[i, d] = {target}[i, d] + X[j, c] * W[kinds[i, j], c, d]"]
-    draft.iterate(("I", "J", "C", "D"), "SRRS", "gather_matmul_scatter", body, init=f"{target}[i, d] = 0")
-    draft.follow("Y", target, ("I", "D"), epilogue)
-    return draft.program()
+    factors = "X[j, c] * W[kinds[i, j], c, d]"
+    return draft.sum_of_products("Y", ("I", "D"), dtype, ("I", "J", "C", "D"), factors, epilogue)
 
 
 def matmul(
@@ -540,10 +532,7 @@ def gemv(shape: dict[str, Any], dtype: str, epilogue: Epilogue | None = None) ->
     draft.dense("J", shape["n"])
     draft.array("A", ("I", "J"), dtype)
     draft.array("X", ("J",), dtype)
-    target = draft.finish("Y", ("I",), dtype, epilogue)
-    draft.iterate(("I", "J"), "SR", "gemv", [f"{target}[i] = {target}[i] + A[i, j] * X[j]"], init=f"{target}[i] = 0")
-    draft.follow("Y", target, ("I",), epilogue)
-    return draft.program()
+    return draft.sum_of_products("Y", ("I",), dtype, ("I", "J"), "A[i, j] * X[j]", epilogue)
 
 
 def _pieces(extent: Any, size: int) -> Any:
