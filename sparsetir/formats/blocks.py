@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
+from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.formats.compressed import SinglePieceFormat
 from sparsetir.formats.format import Array, Entries, Packed, check_positive, register
 from sparsetir.interop.flat_arrays import begins, changes, index_dtype
@@ -58,9 +58,7 @@ class BSR(SinglePieceFormat):
 
     def rule(self) -> FormatRewriteRule:
         r, c = self.block
-        text = describe(
-            self.name,
-            self.index_type,
+        text = self.description(
             arrays=("indptr_o indices_o " if self.rows_are_compressed else "") + "indptr indices",
             sizes="mb nb rows nnzb" if self.rows_are_compressed else "mb nb nnzb",
             axes=f"""{self._rows_of_blocks()}

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from tvm import tirx
 
 from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.formats.base import Estimate, FormatRewriteRule, axis_name, describe
@@ -61,6 +62,10 @@ class SinglePieceFormat(Format):
         """Return the piece of a tensor."""
         raise NotImplementedError
 
+    def description(self, name: str | None = None, **declarations: str) -> tirx.PrimFunc:
+        """Return the description of the piece with these declarations, see `describe`; of the format's name."""
+        return describe(name or self.name, self.index_type, **declarations)
+
     def arrays(self, **arrays: Array) -> dict[str, Array]:
         """Convert index arrays to the index type."""
         return {name: index_array(array, self.index_type) for name, array in arrays.items()}
@@ -94,7 +99,7 @@ class CSR(SinglePieceFormat):
 
     def rule(self) -> FormatRewriteRule:
         axes = "I = dense_fixed(m)\nJ = sparse_variable(I, (n, nnz), (indptr, indices))"
-        text = describe("csr", self.index_type, arrays="indptr indices", sizes="m n nnz", axes=axes, buffer="I, J")
+        text = self.description(arrays="indptr indices", sizes="m n nnz", axes=axes, buffer="I, J")
         return FormatRewriteRule("csr", text, {0: ["I"], 1: ["J"]}, partitions_rows=True)
 
     def packed(self, entries: Entries) -> Packed:
@@ -125,7 +130,7 @@ class CSC(SinglePieceFormat):
 
     def rule(self) -> FormatRewriteRule:
         axes = "J = dense_fixed(n)\nI = sparse_variable(J, (m, nnz), (indptr, indices))"
-        text = describe("csc", self.index_type, arrays="indptr indices", sizes="m n nnz", axes=axes, buffer="I, J")
+        text = self.description(arrays="indptr indices", sizes="m n nnz", axes=axes, buffer="I, J")
         return FormatRewriteRule("csc", text, {0: ["I"], 1: ["J"]})
 
     def packed(self, entries: Entries) -> Packed:
@@ -183,9 +188,7 @@ class DCSR(SinglePieceFormat):
     name = "dcsr"
 
     def rule(self) -> FormatRewriteRule:
-        text = describe(
-            "dcsr",
-            self.index_type,
+        text = self.description(
             arrays="indptr_i indices_i indptr_j indices_j",
             sizes="m n rows nnz",
             axes="""I = sparse_variable(None, (m, rows), (indptr_i, indices_i))
@@ -233,7 +236,7 @@ class ELL(SinglePieceFormat):
         width = self.width or "width"
         axes = f"I = dense_fixed(m)\nJ = sparse_fixed(I, (n, {width}), indices)"
         sizes = "m n" if self.width else "m n width"
-        text = describe("ell", self.index_type, arrays="indices", sizes=sizes, axes=axes, buffer="I, J")
+        text = self.description(arrays="indices", sizes=sizes, axes=axes, buffer="I, J")
         return FormatRewriteRule("ell", text, {0: ["I"], 1: ["J"]}, partitions_rows=True)
 
     def packed(self, entries: Entries) -> Packed:
@@ -282,7 +285,7 @@ class Ragged(SinglePieceFormat):
 
     def rule(self) -> FormatRewriteRule:
         axes = "I = dense_fixed(m)\nJ = dense_variable(I, (n, nnz), indptr)"
-        text = describe("ragged", self.index_type, arrays="indptr", sizes="m n nnz", axes=axes, buffer="I, J")
+        text = self.description(arrays="indptr", sizes="m n nnz", axes=axes, buffer="I, J")
         return FormatRewriteRule("ragged", text, {0: ["I"], 1: ["J"]}, fills=True, partitions_rows=True)
 
     def estimate(self, pattern: Any) -> Estimate:
@@ -337,9 +340,7 @@ class COO(SinglePieceFormat):
         inner = "".join(
             f"\n{axes[d]} = singleton({axes[d - 1]}, n_{low[d]}, indices_{low[d]})" for d in range(1, self.ndim)
         )
-        text = describe(
-            "coo",
-            self.index_type,
+        text = self.description(
             arrays=" ".join(f"indices_{a}" for a in low),
             sizes=" ".join(f"n_{a}" for a in low) + " nnz",
             axes=f"I = sparse_fixed(None, (n_i, nnz), indices_i, unique={self.ndim == 1})" + inner,
@@ -408,9 +409,7 @@ class CSF(SinglePieceFormat):
             f"{a.upper()} = sparse_variable({parent}, (n_{a}, {count}), (indptr_{a}, indices_{a}))"
             for a, parent, count in zip(low, parents, self._counts(), strict=False)
         )
-        text = describe(
-            "csf",
-            self.index_type,
+        text = self.description(
             arrays=" ".join(f"indptr_{a} indices_{a}" for a in low),
             sizes=" ".join(f"n_{axis_name(d).lower()}" for d in sorted(order)) + " " + " ".join(self._counts()),
             axes=axes,

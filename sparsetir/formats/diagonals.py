@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, StructureError
-from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
+from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.compressed import SinglePieceFormat
 from sparsetir.formats.format import (
@@ -53,9 +53,7 @@ class DIA(SinglePieceFormat):
     name = "dia"
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
-            "dia",
-            self.index_type,
+        description = self.description(
             arrays="",
             table="offsets nd",
             sizes="m n nd",
@@ -132,9 +130,7 @@ class Band(SinglePieceFormat):
         return int(self.lower) + 1 + int(self.upper)
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
-            "band",
-            self.index_type,
+        description = self.description(
             arrays="",
             sizes="m n",
             axes=f"""
@@ -175,9 +171,8 @@ class SliceDiagonals(SinglePieceFormat):
     name = "slice_diagonals"
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
+        description = self.description(
             f"slice_diagonals_of_{self.C}",
-            self.index_type,
             arrays="slice_ptr first",
             sizes="m n slices total",
             axes=f"""

@@ -168,9 +168,9 @@ class Packed:
 class Format:
     """A way to store a tensor: the rules of its pieces, and how entries are packed into them.
 
-    A subclass says `name`, `rules` and `pack`, and `estimate` and `block` where a search is to know how it stores a
-    matrix; what is chosen are the fields of a dataclass, or `parameters`. With `idtype` None the tensor decides how
-    wide its indices are: see `resolve`.
+    A subclass defines `name`, `rules` and `pack`, and `estimate` and `block` where a search needs to know how it stores
+    a matrix. Its parameters are the fields of a dataclass, or `parameters`. With `idtype` None the tensor decides the
+    width of the indices: see `resolve`.
     """
 
     name: str = ""
@@ -217,7 +217,7 @@ class Format:
     def borrow(self, source: Any, slots: Callable[[], Array]) -> list[tuple[Packed, Array]] | None:
         """Return the arrays of an `interop` source as they are if its layout is this format's, else None.
 
-        ``slots()`` says which of the source's values each entry is; what `fill` is given in place of this.
+        ``slots()`` returns the place of each entry among the source's values. `fill` is called where this returns None.
         """
         return None
 
@@ -240,7 +240,7 @@ class Format:
 
     @property
     def index_type(self) -> str:
-        """Of the index arrays; int32 until something else is chosen."""
+        """Dtype of the index arrays; int32 by default."""
         return self.idtype or "int32"
 
     def check_count(self, count: int, *, indices: int = 0) -> int:

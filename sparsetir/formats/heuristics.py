@@ -28,7 +28,7 @@ from sparsetir.utils.memory import fits
 
 
 # How many times faster sums over full r x c blocks are than over rows (AMD Zen 4; `sparsetir
-# bench --ops spmv --sweep` prints what the formats make of a matrix).
+# bench --ops spmv --sweep` prints the times of the formats for a matrix).
 SUMMED = {(3, 3): 1.5, (4, 4): 2.6, (8, 1): 2.7, (16, 1): 3.2, (8, 8): 3.2}
 SUMMED_IN_SLICES = 1.4  # the same for full slices, where rows are short
 SUMMED_ON_DIAGONALS = 3.5  # the same for full diagonals of slices
@@ -171,7 +171,7 @@ SCATTERED, BLOCKED, BLOCK_FILL = 0.2, 0.45, 0.8
 
 
 def by_entry(_p: MatrixPattern) -> Iterator[Format]:
-    """No value but the entries."""
+    """Yield formats that store the entries alone, without padding."""
     yield from (CSR(), CSC(), DCSR(), COO())
 
 
@@ -179,7 +179,7 @@ def by_slot(p: MatrixPattern) -> Iterator[Format]:
     """Rows filled up to a width, a multiple, or the longest of their neighbours."""
     yield from (ELL(), EllRest(max(round(p.rows.mean), 1)), PaddedCSR(4), SELL(*SLICES))
     if p.shape[0] > SLICES[1]:
-        # Rows are sorted over longer ways: wide slices need less work, narrow ones less padding.
+        # Rows are sorted within larger windows: wide slices need less work, narrow ones less padding.
         yield from (SELL(C, sigma) for C, sigma in SORTED)
     yield Ragged()
 
@@ -193,7 +193,7 @@ def by_reach(p: MatrixPattern) -> Iterator[Format]:
 
 
 def by_length(p: MatrixPattern) -> Iterator[Format]:
-    """Rows of about one length together."""
+    """Rows of about the same length together."""
     yield Buckets()
     if p.shape[1] >= 2 * WIDE:
         yield Hyb(2)
@@ -214,21 +214,21 @@ def by_block(p: MatrixPattern) -> Iterator[Format]:
 
 
 def by_group(p: MatrixPattern) -> Iterator[Format]:
-    """Yield the most nonzeros among four neighbours in a row."""
+    """Yield groups of four neighbours in a row, padded to the fullest one, unless a group is full."""
     most = p.blocks[1, 4].most
     if most < 4:
         yield NM(most, 4)
 
 
 def by_similarity(p: MatrixPattern) -> Iterator[Format]:
-    """Yield groups of rows with similar columns, unless these are neighbours, whose blocks bsr stores as well."""
+    """Yield groups of rows with similar columns, unless these rows are neighbours: bsr stores their blocks as well."""
     grouped = p.group_share * p.group_fill
     if p.group_share >= SIMILAR and p.blocks[4, 1].fill < APART * grouped:
         yield RowGroups()
 
 
 def by_order(p: MatrixPattern) -> Iterator[Format]:
-    """Rows in another order, if what one gathers is rarely what the next ones need."""
+    """Rows in another order, if the columns of a row seldom recur in the next rows."""
     if p.reuse_distance is not None and p.reuse_distance * p.rows.mean >= APART_IN_TIME:
         yield Reordered()
 
@@ -252,7 +252,7 @@ def by_line(p: MatrixPattern) -> Iterator[Format]:
 
 
 def by_range(p: MatrixPattern) -> Iterator[Format]:
-    """Ranges of columns that stay in cache, and of rows that hold as many entries."""
+    """Ranges of columns that stay in cache, and ranges of rows with equally many entries."""
     yield from (ColumnRanges(c) for c in (2, 4) if p.shape[1] >= c * WIDE)
     yield from (RowRanges(parts) for parts in (2, 4) if p.imbalance[parts] >= UNEVEN)
 

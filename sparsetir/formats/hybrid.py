@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError
-from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
+from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.compressed import SinglePieceFormat
 from sparsetir.formats.diagonals import DIA, SliceDiagonals, numbered
@@ -390,9 +390,7 @@ class WholeRows(SinglePieceFormat):
     name = "whole_rows"
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
-            "whole_rows",
-            self.index_type,
+        description = self.description(
             arrays="row_ptr rows",
             sizes="m n mr",
             axes="""
@@ -465,9 +463,7 @@ class WholeColumns(SinglePieceFormat):
     name = "whole_columns"
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
-            "whole_columns",
-            self.index_type,
+        description = self.description(
             arrays="",
             table="columns nc",
             sizes="m n nc",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, StructureError
-from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
+from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.compressed import SinglePieceFormat
 from sparsetir.formats.format import (
@@ -82,9 +82,7 @@ class SELL(SinglePieceFormat):
         check_positive(self.name, C=self.C, sigma=self.sigma)
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
-            "sell",
-            self.index_type,
+        description = self.description(
             arrays="slice_ptr indices",
             table=f"rows slices * {self.C}",
             sizes="m n slices width total",
@@ -188,9 +186,7 @@ class PaddedCSR(SinglePieceFormat):
         check_positive(self.name, t=self.t)
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
-            "padded_csr",
-            self.index_type,
+        description = self.description(
             arrays="indptr indices",
             sizes="m n most total",
             axes=f"""
@@ -260,9 +256,7 @@ class SRBCRS(SinglePieceFormat):
         check_positive(self.name, t=self.t, g=self.g)
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
-            "sr_bcrs",
-            self.index_type,
+        description = self.description(
             arrays="indptr indices",
             sizes="n tiles most total",
             axes=f"""
@@ -346,9 +340,7 @@ class NM(SinglePieceFormat):
             raise ArgumentError(f"nm keeps n of m columns, found n={self.n} and m={self.m}: pass n up to m")
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
-            "nm",
-            self.index_type,
+        description = self.description(
             arrays="indices",
             sizes="m groups",
             axes=f"""
@@ -436,9 +428,7 @@ class NarrowCSR(SinglePieceFormat):
 
     def rule(self) -> FormatRewriteRule:
         column = f'first[i] + T.Cast("{self.index_type}", offsets[p])'
-        description = describe(
-            "narrow_csr",
-            self.index_type,
+        description = self.description(
             arrays="indptr",
             table=f"first m\noffsets:{OFFSET} nnz",
             sizes="m n nnz",
@@ -499,9 +489,7 @@ class NarrowSELL(SELL):
     name = "narrow_sell"
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
-            "narrow_sell",
-            self.index_type,
+        description = self.description(
             arrays="slice_ptr",
             table=f"rows slices * {self.C}\nfirst slices\noffsets:{OFFSET} total * {self.C}",
             sizes="m n slices width total",

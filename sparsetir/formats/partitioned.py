@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
+from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.formats.compressed import CSR, SinglePieceFormat
 from sparsetir.formats.format import (
     Array,
@@ -335,9 +335,7 @@ class RowRange(SinglePieceFormat):
     name = "row_range"
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
-            "row_range",
-            self.index_type,
+        description = self.description(
             arrays="indptr indices",
             sizes="m n begin mp nnz",
             axes="""
@@ -391,9 +389,8 @@ class RowList(SinglePieceFormat):
 
     def rule(self) -> FormatRewriteRule:
         indices = "indices" if self.width else "lambda i, s: s"  # no slot, no array
-        description = describe(
+        description = self.description(
             f"rows_of_{self.width}",
-            self.index_type,
             arrays="row_ptr rows indices" if self.width else "row_ptr rows",
             sizes="m n mr",
             axes=f"""
@@ -437,9 +434,8 @@ class SplitRows(RowList):
     name = "split_rows"
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
+        description = self.description(
             f"rows_by_{self.width}",
-            self.index_type,
             arrays="row_ptr rows split_ptr indices",
             sizes="m n mr most total",
             axes=f"""

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError
-from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
+from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.formats.blocks import count_blocks, number_blocks
 from sparsetir.formats.compressed import DCSR, SinglePieceFormat
 from sparsetir.formats.format import (
@@ -50,9 +50,8 @@ class Grouped(SinglePieceFormat):
     name = "groups"
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
+        description = self.description(
             f"groups_of_{self.r}",
-            self.index_type,
             arrays="indptr indices",
             table=f"rows groups * {self.r}",
             sizes="m n groups total",
@@ -344,9 +343,7 @@ class Reordered(SinglePieceFormat):
     name = "reordered"
 
     def rule(self) -> FormatRewriteRule:
-        description = describe(
-            "reordered",
-            self.index_type,
+        description = self.description(
             arrays="row_ptr rows indptr indices",
             sizes="m n nnz",
             axes="""

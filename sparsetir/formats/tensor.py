@@ -415,7 +415,7 @@ class SparseTensor(Operators):
         pieces = zip(format.rules, filled, strict=True)
         return cls(format, tuple(Piece(rule, packed, flat.reshape(-1)) for rule, (packed, flat) in pieces), origin)
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -431,7 +431,7 @@ class SparseTensor(Operators):
 
     @property
     def idtype(self) -> str:
-        """Of the index arrays."""
+        """Dtype of the index arrays."""
         return self.format.index_type
 
     @property
@@ -441,7 +441,7 @@ class SparseTensor(Operators):
 
     @property
     def nbytes(self) -> int:
-        """Of all values and index arrays of the pieces."""
+        """Bytes of all values and index arrays of the pieces."""
         return sum(piece.nbytes for piece in self.pieces)
 
     @property
