@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of a value for each edge that are computed only when something needs their values.
 
-What is done with them along the way of a layer is noted, as a `Recipe` and the tensors it is computed from:
+What a layer does with them is recorded as a `Recipe`, with the tensors that it takes:
 
 ==============================================  ============================
 ``x[j]``                                        `GatheredRows`
@@ -18,7 +18,7 @@ the softmax of `AdditiveScores`, `DynamicScores` or `Dots`  `Shares`, also with 
 ``x[j] * shares``, also ``(x[j] + e) * shares`` `Mixed`
 ==============================================  ============================
 
-Reducing one at targets is an operator of the graph. To all else they are tensors: they have values and gradients.
+Reducing one at targets is an operator of the graph. For everything else they are tensors with values and gradients.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Recipe:
-    """How values of edges are computed from tensors; it refuses by None what it does not know."""
+    """How values of edges are computed from tensors. A method returns None for what has no recipe."""
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         raise NotImplementedError
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
-        """Of the values."""
+        """Return the shape of the values."""
         raise NotImplementedError
 
     def times(self, _tensors: tuple[Tensor, ...], _other: Any) -> Tensor | None:
@@ -125,17 +125,12 @@ class GatheredRows(Recipe):
         is_usable = type(other) in PLAIN or isinstance(source, Shares)
         if not is_usable or other.dtype is not x.dtype or not 2 <= x.dim() <= 3 or len(shape_of_other) != x.dim():
             return None
-        if (
-            shape_of_other[0] != shape[0]
-            or shape_of_other[-1] != 1
-            or shape_of_other[1:-1] not in ((), (1,), shape[1:-1])
-        ):
+        edges, *heads, last = shape_of_other
+        if edges != shape[0] or last != 1 or tuple(heads) not in ((), (1,), shape[1:-1]):
             return None
         if isinstance(source, Shares):
             return note(Mixed(self, source), x, *other.tensors)
-        return note(
-            Weighted(self), x, other.flatten() if 1 in shape_of_other[1:-1] or x.dim() == 2 else other.squeeze(-1)
-        )
+        return note(Weighted(self), x, other.flatten() if 1 in heads or x.dim() == 2 else other.squeeze(-1))
 
     def plus(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
         """Return the sum with the values of the other ends, or of sources with features of the edges."""
@@ -166,7 +161,7 @@ class GatheredRows(Recipe):
 
 @dataclass(frozen=True, eq=False)
 class Edged(Recipe):
-    """Rows of sources, with features of the edges added."""
+    """Rows of sources plus features of the edges."""
 
     rows: GatheredRows
 
@@ -177,7 +172,7 @@ class Edged(Recipe):
         return self.rows.shape(tensors[0])
 
     def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
-        """Return the product with the values of the targets, or with shares that go by the same features of edges."""
+        """Return the product with the values of the targets, or with shares that use the same features of edges."""
         (x, edges), source = tensors, recipe(other)
         ends = self.rows._ends((x,), other)
         if ends is not None:
@@ -208,7 +203,7 @@ class Weighted(Recipe):
 
 @dataclass(frozen=True, eq=False)
 class Sums(Recipe):
-    """What the ends of the edges of a graph have, added, and perhaps what the edges have themselves."""
+    """Sums of the values of both ends of the edges of a graph, and perhaps of the edges themselves."""
 
     graph: Graph
 
@@ -227,14 +222,14 @@ class Sums(Recipe):
 
 
 def _with_edges(how: Recipe, tensors: tuple[Tensor, ...], other: Any, most: int = 3) -> Tensor | None:
-    """Return the sum of what the ends have with what the edges have themselves, at most once."""
+    """Return the sum of values of the ends and values of the edges, which are added at most once."""
     if len(tensors) == most or type(other) not in PLAIN or other.dtype is not tensors[0].dtype:
         return None
     return note(how, *tensors, other) if other.shape == how.shape(*tensors) else None
 
 
 class Scores(Recipe):
-    """Numbers for each edge of a graph, or for each edge and head, that attention may go by."""
+    """Scores of attention: a number for each edge of a graph, or for each edge and head."""
 
     graph: Graph
 
@@ -252,7 +247,7 @@ class Scores(Recipe):
 
 @dataclass(frozen=True, eq=False)
 class AdditiveScores(Scores):
-    """``leaky_relu`` of the sums of what the ends of edges have."""
+    """``leaky_relu`` of sums of the values of both ends."""
 
     graph: Graph
     slope: float
@@ -390,7 +385,7 @@ class Dots(Scores):
         return note(replace(self, factor=self.factor * factor), *tensors)
 
     def attended(self, x: Tensor, tensors: tuple[Tensor, ...], **dropping: Any) -> Tensor:
-        """With features of edges these are added to x as well."""
+        """Attend as `Scores.attended` says; features of edges are added to x as well."""
         is_usual = math.isclose(self.factor, max(tensors[0].shape[-1], 1) ** -0.5)
         q, k, *edges = tensors
         edge_values = edges[0] if edges else None
@@ -408,7 +403,7 @@ class Shares(Recipe):
     rate : float
         The probability with which each is dropped.
     seed : Tensor or None
-        What tells which are.
+        Determines which are.
     """
 
     scores: Scores
@@ -424,7 +419,7 @@ class Shares(Recipe):
 
     @property
     def dropping(self) -> dict[str, Any]:
-        """What operators of graphs are told of it."""
+        """The arguments of operators of graphs."""
         return {"dropout": self.rate, "seed": self.seed}
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
@@ -439,7 +434,7 @@ class Shares(Recipe):
 
 @dataclass(frozen=True, eq=False)
 class Mixed(Recipe):
-    """Rows times such shares; `is_edged`: of which the features of edges are added to the rows."""
+    """Rows times such shares; if `is_edged`, the features of edges that the scores use are added to the rows."""
 
     rows: GatheredRows
     weight: Shares
@@ -472,7 +467,7 @@ class Mixed(Recipe):
         return scores.attended(x.flatten(1), alone, **dropping).view(-1, *x.shape[1:])
 
 
-# ------------------------------------------------------------------ what is noted, as a tensor
+# ------------------------------------------------------------------ deferred tensors
 
 
 class DeferredEdges(Tensor):
@@ -496,7 +491,7 @@ class DeferredEdges(Tensor):
 
     @property
     def is_usual(self) -> bool:
-        """Whether nothing was done to the values, or to what they are computed from, that the recipe does not say."""
+        """Whether the recipe still describes the values: neither they nor their operands were changed otherwise."""
         tensor = self.made
         if self.versions != _versions(self.tensors):
             return False
@@ -519,7 +514,7 @@ class DeferredEdges(Tensor):
 
 
 class _Note(Function):
-    """Makes a noted tensor, whose gradient is that of its recipe should something ask the tensor itself."""
+    """Make a deferred tensor; its gradient, if it is needed, is that of its recipe."""
 
     @staticmethod
     def forward(ctx: Any, how: Recipe, *tensors: Tensor) -> Tensor:
@@ -552,7 +547,7 @@ def recipe(value: Any) -> Recipe | None:
 
 
 def values(value: Any) -> Any:
-    """Return the tensor itself in the place of a noted one."""
+    """Return the values of a deferred tensor; other objects as they are."""
     return value.tensor() if type(value) is DeferredEdges else value
 
 
@@ -564,7 +559,7 @@ def _versions(tensors: tuple[Tensor, ...]) -> list[int] | None:
     return None if any(t.is_inference() for t in tensors) else [t._version for t in tensors]
 
 
-# ------------------------------------------------------------------ what is noted of functions of torch
+# ------------------------------------------------------------------ functions of torch that have recipes
 
 
 def _product(one: Any, other: Any = None, **options: Any) -> Any:
@@ -596,11 +591,9 @@ def _quotient(one: Any, other: Any = None, **options: Any) -> Any:
 def _total(input: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
     source = recipe(input)
     dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
-    return (
-        None
-        if source is None or options or keepdim or dim not in (-1, input.dim() - 1)
-        else source.summed(input.tensors)
-    )
+    if source is None or options or keepdim or dim not in (-1, input.dim() - 1):
+        return None
+    return source.summed(input.tensors)
 
 
 def _leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Any:

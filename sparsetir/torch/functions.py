@@ -173,7 +173,7 @@ class KernelFunction(Function):
 
 
 class GraphOrientations:
-    """What a function needs of a graph: rows and, when a gradient wants them, columns."""
+    """The view of a graph that a function uses: rows and, when a gradient needs them, columns."""
 
     rows: GraphRows
     shape: tuple[int, int]
@@ -592,7 +592,7 @@ class AdditiveAttention(KernelFunction):
 
 
 class DynamicAttention(KernelFunction):
-    """Attention whose scores are a weight times what `leaky_relu` makes of the sums of both ends.
+    """Attention whose scores are a weight times `leaky_relu` of the sums of both ends.
 
     The gradient of a score at the sum of the ends is that weight times 1 or the slope: sums of the latter over the
     edges of each end are what all gradients are made of, those of the weight as well.

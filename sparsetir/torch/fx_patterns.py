@@ -121,12 +121,12 @@ def is_quiet(first: Node, last: Node) -> bool:
 
 
 def _method(node: Any) -> str:
-    """Return the method that a call along edges is of, "" of anything else."""
+    """Return the method that a node calls along edges, "" for other nodes."""
     return node.args[4] if isinstance(node, Node) and node.target is along_edges else ""
 
 
 def _plain_views(node: Any) -> list[Any]:
-    """Return a node, and what it is a view of with the same elements in the same order, as far as that goes."""
+    """Return a node, and the nodes that it is a view of with the same elements in the same order."""
     views = [node]
     while isinstance(node, Node) and _is_plain_view(node):
         node = node.args[0]
@@ -150,7 +150,7 @@ def _is_relu(node: Any) -> bool:
 
 
 def _dropout(node: Any) -> float | None:
-    """Return the probability with which a node drops elements, None where it is not known, and of anything else."""
+    """Return the probability with which a node drops elements; None if it is unknown, and for other nodes."""
     if not isinstance(node, Node) or node.target is not functional.dropout or is_in_place(node):
         return None
     options = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
@@ -161,7 +161,7 @@ def _dropout(node: Any) -> float | None:
 
 
 def _slope(node: Any) -> float | None:
-    """Of a leaky ReLU, None of anything else."""
+    """Return the slope of a leaky ReLU, None for other nodes."""
     if not isinstance(node, Node) or node.target is not functional.leaky_relu or is_in_place(node):
         return None
     options = {**dict(zip(("input", "negative_slope"), node.args, strict=False)), **node.kwargs}
@@ -170,7 +170,7 @@ def _slope(node: Any) -> float | None:
 
 
 def _summed(node: Any) -> Any:
-    """Return what a node sums over the last axis, None of anything else."""
+    """Return the node whose last axis is summed, None for other nodes."""
     if name_of(node) != "sum":
         return None
     options = arguments(node)
@@ -198,23 +198,23 @@ def _is_plain_add(node: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Scores:
-    """Scores that attention goes by.
+    """Scores of attention.
 
     Parameters
     ----------
     method : str
-        The attention.
+        The kind of attention.
     chain : list of Node
-        What computes them, the last step first.
+        The steps that compute them, the last first.
     tensors : sequence of Node
-        What the method needs of them.
+        The operands of the method.
     heads : tuple of int
         The axes of heads.
     first : Node
         After which nothing may be changed in place.
     options : dict
     ends : tuple of RowGather
-        What may be needed by nothing else.
+        Selected rows that may have no other use.
     """
 
     method: str
@@ -240,7 +240,7 @@ class Messages:
         self.sources: dict[Node, RowGather] = {}  # by targets, what is summed there
 
     def replace(self) -> list[str]:
-        """Replace what is found; the names of the methods."""
+        """Replace the patterns that are found; return the methods that the program calls."""
         self._share_indices()
         for node in self.graph.nodes:
             self._note_sources(node)
@@ -256,11 +256,11 @@ class Messages:
         return [method for node in self.graph.nodes if (method := _method(node))]
 
     def left(self) -> list[str]:
-        """Return the names of operators that scatter floats still."""
+        """Return the names of operators that still scatter floats."""
         names = {name_of(n) for n in self.graph.nodes if name_of(n) in SCATTERS and FX.is_feature(n)}
         return sorted(names)
 
-    # ------------------------------------------------------------------ what is where
+    # ------------------------------------------------------------------ indices and sources
 
     def _share_indices(self) -> None:
         """Let equal rows of one edge index be one node, unless integers change in place."""
@@ -274,7 +274,7 @@ class Messages:
             if index is not None and message is not None:
                 self.sources.setdefault(index, message)
 
-    # ------------------------------------------------------------------ what replaces it
+    # ------------------------------------------------------------------ replacements
 
     def _scatter(self, node: Node) -> Node | None:
         """Return a product, for rows that are reduced into zeros."""
@@ -399,7 +399,7 @@ class Messages:
         return self._along("sddmm", node, *ends)
 
     def _attention(self, product: Node) -> None:
-        """Put attention in the place of a product with the softmax of scores that nothing else needs."""
+        """Replace a product with the softmax of scores that have no other use by attention."""
         x, weight = product.args[5]
         views = _plain_views(weight)
         rate = _dropout(views[-1])
@@ -434,7 +434,7 @@ class Messages:
                 self._drop(end.at)
 
     def _bias(self, product: Node) -> None:
-        """Let a product that only a row is added to add it itself."""
+        """Fuse the addition of a row into the product before it."""
         user: Any = next(iter(product.users), None)
         if len(product.users) != 1 or not _is_plain_add(user) or product.kwargs.get("reduce") not in FUSED:
             return
@@ -451,7 +451,7 @@ class Messages:
             self._fuse(product, user, product, product.args[5], {"activation": "relu"})
 
     def _fuse(self, product: Node, last: Any, at: Node, tensors: Any, options: dict[str, Any]) -> None:
-        """Put a product that does more in the place of what follows it."""
+        """Replace a product and the node that follows it by one call."""
         with self.graph.inserting_before(at):
             new = self._call("spmm", *product.args[:4], tensors, **{**product.kwargs, **options})
         new.meta["example_value"] = last.meta["example_value"]
@@ -552,7 +552,7 @@ class Messages:
     # ------------------------------------------------------------------ the program
 
     def _put(self, node: Node, new: Node) -> None:
-        """Put a node in the place of another, and take out what nothing needs any more."""
+        """Replace a node by another, and erase the nodes that are no longer used."""
         new.meta["example_value"] = node.meta["example_value"]
         if is_in_place(node):
             node.args[0].replace_all_uses_with(new, lambda user: user is not node)
@@ -576,7 +576,7 @@ class Messages:
         return not is_in_place(node) or (name_of(node) in SCATTERS and len(node.args[0].users) == 1)
 
     def _keep_no_rows(self, rows: Node) -> None:
-        """Let what only asks for the dtype of selected rows ask the ones that they are selected from."""
+        """Let nodes that only need the dtype of selected rows use the tensor that these are selected from."""
         selection = FX.gather(rows)
         for user in list(rows.users) if selection is not None else ():
             if name_of(user) in MADE and user.args and user.args[0] is rows and user.args[1:]:

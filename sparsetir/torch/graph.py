@@ -364,7 +364,7 @@ class Graph(functions.GraphOrientations):
         return self.as_given(torch.stack(parts, 1))
 
     def edge_sum(self, targets: Tensor, sources: Tensor) -> Tensor:
-        """Return what the ends of edges have, added: ``s[i, j] = targets[i] + sources[j]``.
+        """Add the values of both ends of each edge: ``s[i, j] = targets[i] + sources[j]``.
 
         Parameters
         ----------
@@ -408,8 +408,8 @@ class Graph(functions.GraphOrientations):
     ) -> Tensor:
         """Values of edges of which some are dropped, and the others divided by ``1 - dropout``.
 
-        What is dropped is told by a seed and the place of the edge, so that gradients need no mask. It is what
-        attention drops of its shares with the same seed, or the same state of torch's generator.
+        A seed and the place of an edge determine whether it is dropped, so that gradients need no mask. Attention drops
+        the same shares with the same seed, or the same state of torch's generator.
 
         Parameters
         ----------
@@ -796,7 +796,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _fault(name: str, value: Any) -> str:
-    """Return what is wrong with an argument."""
+    """Return the text of an error for an argument."""
     if isinstance(value, torch.fx.Proxy):
         return f"{name} is a torch tensor, found a Proxy of torch.fx.symbolic_trace: trace with torch.export instead"
     if not isinstance(value, Tensor):

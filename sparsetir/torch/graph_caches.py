@@ -32,7 +32,7 @@ LANES = 64  # interleaved sums of a checksum
 
 
 class Recent:
-    """What was used last, as far as it is not too large."""
+    """The most recently used entries, up to a total size."""
 
     def __init__(self) -> None:
         self.found: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()

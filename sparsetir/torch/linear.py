@@ -28,7 +28,7 @@ STRUCTURE = ("crow_indices", "col_indices")
 class _Weight(sp.csr_array):
     """A weight in scipy that functions of torch refuse with a reason.
 
-    Layers of torch that look for a fast way ask whether weights are plain, and are told that this one is not.
+    Layers of torch that look for a fast path check whether weights are plain tensors; this one is not.
     """
 
     @classmethod
@@ -47,7 +47,7 @@ class SparseLinear(nn.Module):
     ----------
     in_features, out_features : int
     density : float
-        The share of weights that there are, in [0, 1]; their places are drawn (from torch's generator).
+        The share of weights that are stored, in [0, 1]; their places are drawn (from torch's generator).
     bias : bool
     mask : sparse matrix, Tensor or ndarray, optional
         The places instead: those of a matrix [out, in] that are not zero, of a sparse one those it stores.
@@ -174,7 +174,7 @@ class SparseLinear(nn.Module):
 
     @property
     def density(self) -> float:
-        """The share of weights that there are."""
+        """The share of weights that are stored."""
         return self.graph.num_edges / max(self.in_features * self.out_features, 1)
 
     @property
@@ -193,7 +193,7 @@ class SparseLinear(nn.Module):
         mask : sparse matrix, Tensor or ndarray
             As in `SparseLinear`.
         optimizer : torch.optim.Optimizer, optional
-            One that has `values`: what it keeps of each weight goes along, zero for new ones. `values` stays the same
+            One that has `values`: its state of each weight is moved along, zero for new ones. `values` stays the same
             Parameter.
         """
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):

@@ -292,7 +292,7 @@ def padding_of(layer: Any) -> tuple[int, ...]:
 
 
 def padded(x: Tensor, edges: tuple[int, ...], mode: str) -> tuple[Tensor, tuple[int, int]]:
-    """Pad images unless ``unfold`` can do it; return them, and what it has to pad."""
+    """Pad images unless ``unfold`` can do it; return them, and the padding that is left to it."""
     left, right, top, bottom = edges
     if mode == "zeros" and (left, top) == (right, bottom):
         return x, (top, left)

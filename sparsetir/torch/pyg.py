@@ -59,10 +59,15 @@ def _is_plain(linear: Any, x: Tensor) -> bool:
 
 
 def _plus(out: Tensor, linear: Any, x: Tensor) -> Tensor:
-    """Return a result that nothing else holds, and what a linear layer makes of `x`: added by the product itself."""
+    """Add a linear layer of `x` to a result that nothing else refers to; in place where the layer is unmodified."""
     if _is_plain(linear, x) and linear.bias is None:
         return out.addmm_(x, linear.weight.t())
     return out + linear(x)
+
+
+def _is_worth(graphs: GraphCache, edges: Any, features: int) -> bool:
+    """Return whether edges are worth a graph; traced edges and those of other classes are checked later."""
+    return torch.compiler.is_compiling() or type(edges) is not Tensor or graphs.is_worth(edges, features)
 
 
 def gcn(original: Callable[..., Any], graphs: GraphCache, norm: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,8 +75,7 @@ def gcn(original: Callable[..., Any], graphs: GraphCache, norm: Callable[..., An
 
     @wraps(original)
     def forward(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
-        is_edges = not torch.compiler.is_compiling() and type(edge_index) is Tensor
-        if is_edges and self._cached_edge_index is None and not graphs.is_worth(edge_index, self.out_channels):
+        if self._cached_edge_index is None and not _is_worth(graphs, edge_index, self.out_channels):
             return graphs.run_plainly(original, self, x, edge_index, edge_weight)
         from torch_geometric.nn import GCNConv
 
@@ -99,9 +103,8 @@ def sage(original: Callable[..., Any], graphs: GraphCache) -> Callable[..., Any]
 
     @wraps(original)
     def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
-        is_edges = not torch.compiler.is_compiling() and type(edge_index) is Tensor
         features = x.shape[-1] if isinstance(x, Tensor) else x[0].shape[-1]
-        if is_edges and not graphs.is_worth(edge_index, features):
+        if not _is_worth(graphs, edge_index, features):
             return graphs.run_plainly(original, self, x, edge_index, size)
         from torch_geometric.nn import SAGEConv
 
@@ -118,7 +121,7 @@ def sage(original: Callable[..., Any], graphs: GraphCache) -> Callable[..., Any]
     return forward
 
 
-# The layer of relational graph networks, over the pairs of relation and target that there are.
+# The layer of relational graph networks, over the pairs of relation and target that exist.
 #
 # RGCNConv reduces the messages of one relation after the other at all nodes, and multiplies all of these by the
 # weight of that relation. Most nodes have no edge of most relations: here only the pairs that have one are reduced,
@@ -174,8 +177,7 @@ def replaced(original: Callable[..., Any], graphs: GraphCache, pairs_of: Callabl
     @wraps(original)
     def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
         sources, targets = x if isinstance(x, tuple) else (x, x)
-        is_edges = not torch.compiler.is_compiling() and type(edge_index) is Tensor
-        if is_edges and not graphs.is_worth(edge_index, self.out_channels):
+        if not _is_worth(graphs, edge_index, self.out_channels):
             return graphs.run_plainly(original, self, x, edge_index, edge_type)
         if not _is_fit(self, sources, targets, edge_index, edge_type):
             return original(self, x, edge_index, edge_type)
@@ -213,15 +215,15 @@ def _are_below(numbers: Tensor, count: int) -> bool:
 # Message passing of torch_geometric on kernels of this package.
 #
 # Layers there select the rows of nodes for every edge, make messages of them, and scatter these. Here a selection is
-# only noted (noted.py); where a message is no more than that, or that times a weight of its edge, scattering it is a
-# product with the graph, and where the weight is the softmax of scores as in GAT, attention. Whatever else is done
-# with it is done with the rows, as before.
+# only recorded (deferred_edges.py). Where a message is no more than that, or that times a weight of its edge,
+# scattering it is a product with the graph, and where the weight is the softmax of scores as in GAT, attention.
+# Everything else is computed from the rows, as before.
 
 
 REDUCTIONS = {"sum", "add", "mean", "max", "amax", "min", "amin"}
 
 
-# ------------------------------------------------------------------ what takes the places of functions
+# ------------------------------------------------------------------ replacements of functions
 
 
 def _selecting(original: Callable[..., Any], graphs: GraphCache) -> Callable[..., Any]:
@@ -410,9 +412,9 @@ def _replacements(graphs: GraphCache) -> dict[Any, Any]:
 def patch_pyg() -> Patch:
     """Run message passing of torch_geometric on kernels of this package, forward and backward.
 
-    Inside, messages that are what the sources of edges have, or that times a weight of each edge (of each head), are
-    added, averaged or compared without being made: those of GCNConv, SAGEConv, GATConv, GINConv, RGCNConv and many more
-    layers, your own among them. A softmax over edges is one kernel. Other messages and other steps are as before.
+    Inside, messages that are features of the sources, or these times a weight of each edge (of each head), are added,
+    averaged or compared without being materialized: those of GCNConv, SAGEConv, GATConv, GINConv, RGCNConv and many
+    more layers, your own among them. A softmax over edges is one kernel. Other messages and other steps are as before.
     Structures are kept for later passes, as are the normalised edges of GCNConv and edges with loops, which are
     made again only for other tensors or after a change in place.
 

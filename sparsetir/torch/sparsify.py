@@ -214,15 +214,12 @@ def sparsify_(
         _check_unshared(model, name, layer)
         sparse_layers[id(layer)] = SparseLinear.from_dense(layer, density, precision=precision)
         changes.append(_change(name, layer, sparse_layers[id(layer)], density))
-    for module in list(model.modules()):
-        for name, child in module._modules.items():  # named_children() leaves out what comes twice
-            if id(child) in sparse_layers:
-                module._modules[name] = sparse_layers[id(child)]
+    replaced = replace(model, sparse_layers)
     changes += [_unchanged(n, m, "in skip" if n in skip else NO_LINEAR) for n, m in skippable.items()]
     _warn(changes)
     if report is not None:
         report.extend(changes)
-    return sparse_layers.get(id(model), model)
+    return replaced
 
 
 def _check_model(model: Any, skip: Any, report: Any) -> None:
@@ -287,7 +284,7 @@ def _check_keep(density: float | None, keep: str | None) -> None:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    return parametrize.type_before_parametrizations(module) in (nn.Linear, nn.LazyLinear)
+    return plain_class(module) in (nn.Linear, nn.LazyLinear)
 
 
 def _other_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -312,8 +309,7 @@ def _matrices(module: nn.Module) -> list[Tensor]:
 def _unchanged(name: str, module: nn.Module, reason: str) -> LayerChange:
     matrices = _matrices(module)
     weights, nonzeros = sum(w.numel() for w in matrices), sum(int(torch.count_nonzero(w)) for w in matrices)
-    kind = parametrize.type_before_parametrizations(module).__name__
-    return LayerChange(name, kind, False, reason, weights, nonzeros, weights)
+    return LayerChange(name, plain_class(module).__name__, False, reason, weights, nonzeros, weights)
 
 
 def _change(name: str, layer: nn.Linear, sparse: SparseLinear, density: float | None) -> LayerChange:

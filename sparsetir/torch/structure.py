@@ -272,7 +272,7 @@ class GraphRows:
         return GraphRows(indptr, rows, self.rows, order)
 
     def check(self) -> None:
-        """Raise where what it was made of has changed."""
+        """Raise if the tensors that it was made of have changed."""
         for index, version in self.watched:
             if index._version != version:
                 raise StructureError(

@@ -188,7 +188,7 @@ def _bound(out: list[tirx.Stmt], value: ir.Expr) -> Var:
 
 
 def _conversion(given: torch.dtype, wanted: torch.dtype, step: Var, zero: Var) -> Callable[[ir.Expr], ir.Expr]:
-    """Return what converts a number, or a vector of them."""
+    """Return the function that converts a number, or a vector of numbers."""
 
     def like(x: ir.Expr, dtype: str) -> str:
         _, *lanes = str(x.ty.dtype).split("x")
