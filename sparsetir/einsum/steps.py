@@ -675,19 +675,14 @@ class MaskedStep(EvaluationStep):
             return self.nested(values)
         mask_matrix = self.laid(0, values)
         interop.open_source(mask_matrix, "the mask").check("the mask")
-        mask = sp.csr_array(
-            (np.ones(len(mask_matrix.data), np.bool_), mask_matrix.indices, mask_matrix.indptr), shape=mask_matrix.shape
-        )
+        mask = _ones_at(mask_matrix)
         if not mask.has_canonical_format:
             if self.keeps:
                 return self.nested(values)
             mask_matrix = mask_matrix.copy()
             mask_matrix.has_canonical_format = False
             mask_matrix.sum_duplicates()
-            mask = sp.csr_array(
-                (np.ones(len(mask_matrix.data), np.bool_), mask_matrix.indices, mask_matrix.indptr),
-                shape=mask_matrix.shape,
-            )
+            mask = _ones_at(mask_matrix)
         wide = any(m.indices.dtype == np.int64 for m in (mask, *factors))
         sums = _elementwise_kernel(dtype_name(mask_matrix.dtype), "int64" if wide else "int32")(
             A=factors[0], B=factors[1], M=mask
@@ -712,16 +707,17 @@ class MaskedStep(EvaluationStep):
     def script(self) -> str:
         from sparsetir.script.printer import script
 
-        return script(_program(self.nested.nest.dtype, "int32"))
+        return script(ops.masked_spgemm(self.nested.nest.dtype, idtype="int32"))
 
 
-def _program(dtype: str, idtype: str) -> Any:
-    return ops.masked_spgemm(dtype, idtype=idtype)
+def _ones_at(matrix: Any) -> sp.csr_array:
+    """Return a mask of the entries of a matrix in compressed rows."""
+    return sp.csr_array((np.ones(len(matrix.data), np.bool_), matrix.indices, matrix.indptr), shape=matrix.shape)
 
 
 @cache
 def _elementwise_kernel(dtype: str, idtype: str) -> SparseOutputKernel:
-    return assembled_kernel(_program(dtype, idtype), None, AccumulatorOptions(whole=True))
+    return assembled_kernel(ops.masked_spgemm(dtype, idtype=idtype), None, AccumulatorOptions(whole=True))
 
 
 __all__ = [

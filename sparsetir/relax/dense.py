@@ -39,7 +39,7 @@ from sparsetir.lower.loops import with_body
 from sparsetir.lower.vector import vector_math
 from sparsetir.lower.vector.vector_math import FORMATS, MISSING, expand
 from sparsetir.relax import programs
-from sparsetir.relax.epilogues import ERF_TERMS, EpilogueResult, Head, Lowered, known, product
+from sparsetir.relax.epilogues import ERF_TERMS, EpilogueResult, Head, Lowered, known, name_of, product
 from sparsetir.relax.operators import EIGHT_BITS, constant, reshape
 from sparsetir.relax.structures import BuildOptions
 from sparsetir.schedules import Registers, has_unit
@@ -85,7 +85,7 @@ def constant_of(expr: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
     value = resolved(expr, value_of)
     if isinstance(value, ir.GenericConst):
         return np.asarray(value.value.numpy())
-    name = str(getattr(getattr(value, "op", None), "name", ""))
+    name = name_of(value)
     if name not in ("relax.astype", "relax.subtract", TRANSPOSE, "relax.expand_dims", "relax.reshape"):
         return None
     operands: list[Any] = [constant_of(arg, value_of) for arg in value.args if isinstance(arg.ty, relax.TensorType)]
@@ -148,7 +148,7 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
     if not known([n] if is_integers else [n, feat]):
         return None
     if known([rows]) and int(rows) == 1 and not is_integers:
-        return None if weight is None or is_half else Head(*_of_vector(call, weight, dtype, whole))
+        return None if weight is None or is_half else _of_vector(call, weight, dtype, whole)
     height, panel = tiling(of, int(feat) if weight is not None else 0, target)
     columns = [int(feat) // panel, panel] if panel else [feat]
     result = EpilogueResult((rows, *columns), ("I", "KO", "KI") if panel else ("I", "K"), dtype, whole, len(columns))
@@ -171,7 +171,7 @@ def _right_of(call: ir.Call, value_of: Callable[[Any], Any]) -> Any:
     """Return the right operand of a product: the matrix itself where each of a batch is multiplied by a copy of it."""
     left, right = call.args
     copied = resolved(right, value_of)
-    if getattr(getattr(copied, "op", None), "name", "") != BROADCAST or left.ty.ndim != right.ty.ndim:
+    if name_of(copied) != BROADCAST or left.ty.ndim != right.ty.ndim:
         return right
     matrix, shapes = copied.args[0], [value.ty.shape for value in (left, right, copied.args[0])]
     if matrix.ty.ndim != 2 or not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
@@ -214,19 +214,16 @@ def _of_pairs(call: ir.Call, target: Any) -> Head | None:
     def make(epilogue: programs.Epilogue | None) -> Lowered:
         sizes = {"m": rows, "n": n, "feat": feat, "batch": batch}
         program = programs.matmul(sizes, dtype, height, epilogue, 0, dtype, dtype, is_paired=True)
-        a, b = (
-            call.args
-            if len(lead) == 1
-            else (reshape(call.args[0], [batch, rows, n]), reshape(call.args[1], [batch, n, feat]))
-        )
-        return Lowered(
-            program, {"a_data": a, "b_data": b}, list(shape), list(whole), epilogue.dtype if epilogue else dtype
-        )
+        a, b = call.args
+        if len(lead) > 1:
+            a, b = reshape(a, [batch, rows, n]), reshape(b, [batch, n, feat])
+        operands = {"a_data": a, "b_data": b}
+        return Lowered(program, operands, list(shape), list(whole), epilogue.dtype if epilogue else dtype)
 
     return Head(result, make)
 
 
-def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, ...]) -> tuple[EpilogueResult, Any]:
+def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, ...]) -> Head:
     """Return the head of a product with one row: dot products with the rows of the transposed weight."""
     n, feat = weight.shape
     result = EpilogueResult((tirx.const(feat, "int64"),), ("I",), dtype, whole)
@@ -236,7 +233,7 @@ def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, 
         operands = {"a_data": constant(np.ascontiguousarray(weight.T)), "x_data": reshape(call.args[0], [n])}
         return Lowered(program, operands, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
 
-    return result, make
+    return Head(result, make)
 
 
 def tile_height(target: Any) -> int:

@@ -217,9 +217,14 @@ def along(shape: list[Any], result: EpilogueResult) -> tuple[str | None, ...] | 
     return tuple(axes)
 
 
+def name_of(call: Any) -> str:
+    """Return the name of the operator that an expression calls; an empty text for other expressions."""
+    return str(getattr(getattr(call, "op", None), "name", ""))
+
+
 def is_elementwise(call: Any) -> bool:
     """Return whether a call may be a step of an epilogue."""
-    name = str(getattr(getattr(call, "op", None), "name", ""))
+    name = name_of(call)
     return name in UNARY or name in BINARY or name in ("relax.astype", "relax.clip", "relax.nn.leakyrelu")
 
 
@@ -349,6 +354,7 @@ __all__ = [
     "erf",
     "is_elementwise",
     "known",
+    "name_of",
     "product",
     "same_size",
     "written",

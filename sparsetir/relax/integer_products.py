@@ -35,7 +35,7 @@ from tvm import ir, relax, sym, tirx
 
 from sparsetir.ir.rewriting import substitute
 from sparsetir.relax import dense
-from sparsetir.relax.epilogues import is_elementwise, known, product
+from sparsetir.relax.epilogues import is_elementwise, known, name_of, product
 from sparsetir.relax.model import build
 from sparsetir.relax.operators import EIGHT_BITS, constant, reshape
 from sparsetir.relax.operators import call as sparse_call
@@ -51,11 +51,6 @@ WAY, DENSE_WAY = "sparse int8", "dense int8"
 RTOL = 1e-4  # Of the norm of a result in float32, where sums are rounded.
 ValueOf = Callable[[Any], Any]
 Emit = Callable[[Any], Any]
-
-
-def name_of(call: Any) -> str:
-    """Return the name of the operator that an expression calls; an empty text for other expressions."""
-    return str(getattr(getattr(call, "op", None), "name", "")) if isinstance(call, ir.Call) else ""
 
 
 @dataclass(frozen=True)
@@ -352,7 +347,6 @@ def _convolution(call: ir.Call, weight: QuantizedWeight, operand: QuantizedInput
         tuple(padding),
         (height, width),
     )
-    spread = partial(_flat_kernel, groups=groups)
     is_single = known([images]) and int(images) == 1
 
     def columns(x: Any, padding_value: int, emit: Emit) -> Any:
@@ -361,7 +355,7 @@ def _convolution(call: ir.Call, weight: QuantizedWeight, operand: QuantizedInput
 
     whole = lambda y, _: reshape(y, list(call.ty.shape.values))  # noqa: E731
     layout = ProductLayout(columns, whole, -3, height * width, is_flat=is_single)
-    integers = spread(weight.integers)
+    integers = _flat_kernel(weight.integers, groups)
     scales = None
     if weight.scales is not None:
         # Zeros off the diagonal of groups have the scale of their output.
@@ -497,8 +491,8 @@ class QuantizedRewrite:
 
     def quantize(self, x: Any) -> Any:
         """Return the input as integers."""
-        given = self.product(x).input
-        return relax.op.quantize(x, given.scale, given.zero, axis=0, out_dtype=UINT8)
+        operand = self.product(x).input
+        return relax.op.quantize(x, operand.scale, operand.zero, axis=0, out_dtype=UINT8)
 
     def __call__(self, x: Any) -> Any:
         emit, match = relax.BlockBuilder.current().emit, self.product(x)

@@ -114,8 +114,10 @@ def _spmm_bf16x3(
 def _spmm_int32(
     a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: BuildOptions
 ) -> Lowered:
-    dtypes = {"dtype": a.dtype("data"), "idtype": a.dtype("indptr"), "operand": a.dtype("B")}
-    return _matrix_product(a, out, dtype, partial(programs.spmm, **dtypes, epilogue=epilogue), _untuned(options))
+    def program_of(sizes: dict[str, Any]) -> NamedProgram:
+        return programs.spmm(sizes, a.dtype("data"), a.dtype("indptr"), epilogue, a.dtype("B"))
+
+    return _matrix_product(a, out, dtype, program_of, _untuned(options))
 
 
 def _spmv(

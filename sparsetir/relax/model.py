@@ -383,7 +383,9 @@ class CompiledModel:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the shared library, weights included. This needs a C++ compiler, as `save` does."""
         if self._file is not None and not self._file.is_file():
-            raise PicklingError(f"the model was loaded from {self._file}, which is gone: load it from where it is now")
+            raise PicklingError(
+                f"the model was loaded from {self._file}, which no longer exists: load it from its present place"
+            )
         if self._file is not None and self._digest != _digest(self._file):
             raise PicklingError(
                 f"the model was loaded from {self._file}, which has been written again since: load it again"

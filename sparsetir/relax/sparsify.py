@@ -36,7 +36,7 @@ from sparsetir.formats.heuristics import most_dense
 from sparsetir.formats.pattern import hash_arrays
 from sparsetir.ir.halves import PRECISIONS
 from sparsetir.relax import dense, integer_products, programs
-from sparsetir.relax.epilogues import emitted, known, product
+from sparsetir.relax.epilogues import emitted, known, name_of, product
 from sparsetir.relax.legalize import Uses, takes_modules
 from sparsetir.relax.model import build, compile_model
 from sparsetir.relax.operators import call as sparse_call
@@ -237,7 +237,7 @@ def match_constant_product(call: Any, value_of: Callable[[Any], Any], rows: int)
     rows : int
         Assumed where the number of rows is not known.
     """
-    name = str(getattr(getattr(call, "op", None), "name", ""))
+    name = name_of(call)
     if name == dense.MATMUL:
         return _right(call, value_of, rows) or _left(call, value_of, rows)
     return _convolution(call, value_of, rows) if name == "relax.nn.conv2d" else None

@@ -171,7 +171,7 @@ def test_compiled_models(tmp_path: Path) -> None:
         assert repr(again) == repr(model)
         np.testing.assert_array_equal(again(value), 2 * value)
     path.unlink()
-    with pytest.raises(pickle.PicklingError, match="which is gone"):
+    with pytest.raises(pickle.PicklingError, match="which no longer exists"):
         pickle.dumps(loaded)
 
 

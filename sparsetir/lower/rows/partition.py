@@ -263,7 +263,7 @@ class RowParts:
         return functools.reduce(tirx.Or, [functools.reduce(tirx.And, parts) for parts in fixed])
 
     def _decides(self, condition: ir.Expr, row: ir.Expr) -> bool:
-        """Return whether a condition compares the row of a result: what it loads, or the loop's row itself."""
+        """Return whether a condition compares the row of a result: a value that it loads, or the loop's row itself."""
         loads = collect(row, ir.TensorLoad)
         if loads:
             return any(same(a, b) for a in loads for b in collect(condition, ir.TensorLoad))

@@ -269,7 +269,7 @@ class FindLowerer:
         loaded = _loaded(call)
         for n in range(level, -1, -1):
             frame = self.frames[n]
-            if n < level and (_is_loop(frame.node, PARALLEL) or not frame.written.isdisjoint(loaded)):
+            if n < level and (_is_parallel(frame.node) or not frame.written.isdisjoint(loaded)):
                 return
             yield frame
 
@@ -299,7 +299,7 @@ class FindLowerer:
             or (dialect.is_call(call, "find") and call.args[4].value in ("merge", "walk"))
         ):
             return None
-        inside = [n + 1 for n, f in enumerate(self.frames[:-1]) if _is_loop(f.node, PARALLEL)]
+        inside = [n + 1 for n, f in enumerate(self.frames[:-1]) if _is_parallel(f.node)]
         finger = cell(f"finger_{search.cell.name}", str(search.cell.ty.dtype))
         self.frames[inside[-1] if inside else 0].fingers.append(finger)
         return finger
@@ -335,7 +335,7 @@ class FindLowerer:
 
 def _may_leave(frame: Frame, inputs: list[Any], loaded: list[Var]) -> bool:
     """Return whether a search with these inputs may run before the statement of a frame instead of inside it."""
-    if _is_loop(frame.node, PARALLEL) or not isinstance(frame.node, (tirx.For, tirx.SeqStmt)):
+    if _is_parallel(frame.node) or not isinstance(frame.node, (tirx.For, tirx.SeqStmt)):
         return False
     return frame.written.isdisjoint(loaded) and not any(mentions(x, frame.defined) for x in inputs)
 
@@ -364,8 +364,8 @@ def _weaker(some: list[ir.Expr], more: list[ir.Expr]) -> bool:
     return all(any(same(part, b) for b in parts) for condition in some for part in conjuncts(condition))
 
 
-def _is_loop(node: tirx.Stmt, kind: tirx.ForKind) -> bool:
-    return isinstance(node, tirx.For) and node.kind == kind
+def _is_parallel(node: tirx.Stmt) -> bool:
+    return isinstance(node, tirx.For) and node.kind == PARALLEL
 
 
 def _loaded(node: Any) -> list[Var]:

@@ -22,7 +22,7 @@ after::
 
 An instruction multiplies two bfloat16 or four 8-bit terms of a sum at once, which must lie side by side: entries of a
 row do, and so do the columns of a block's row. The rows of the dense operand are interleaved in registers. Columns
-behind the last one, and terms behind the last entry, are masked: what lies there is not read, and counts as zero.
+behind the last one, and terms behind the last entry, are masked: the memory there is not read, and counts as zero.
 
 With ``"sparsetir.unit_widens": 1`` as well, products of bfloat16 are added one term at a time as those of float32::
 

@@ -129,7 +129,7 @@ class RowProducts:
         return tirx.AttrStmt(const(0), IMPORT, ir.StringImm(row_functions(self.kind)), body)
 
     def _shifts(self, members: Sequence[Place], moving: Sequence[Var]) -> list[Var]:
-        """Return what each member's sums are too large by; members that share the signed row share it."""
+        """Return the excess of each member's sums; members with the same signed row share it."""
         if not self._is_shifted:
             return []
         make = lambda: tirx.decl_buffer([LANES], "int32", "shift", scope="local", layout=None)  # noqa: E731

@@ -28,7 +28,7 @@ after::
 A term is a column of the blocks that has a place in the sum: its entries lie in `rows` of a tile, and its row of the
 dense operand is gathered. A tile holds 32 terms of bfloat16 or 64 of 8 bits, of which two or four lie side by side.
 Terms behind the last one, those that a guard leaves out, and columns behind the last one are zero in both operands:
-what lies there is not read. Rows that a guard leaves out are computed where blocks store them, and not written.
+the memory there is not read. Rows that a guard leaves out are computed where blocks store them, and not written.
 Masked loads are slower: they are for tiles that lack terms or columns. Tiles are multiplied one step after the rows are
 interleaved, because a tile cannot be loaded from stores that are not complete.
 
@@ -448,7 +448,7 @@ class _TileEmitter:
         return [substitute(g, values) for g in (*self.nest.term_guards, *self.nest.b_guards)]
 
     def interleaved(self, first: Var, step: Any, exist: Any, begin: Var, left: Any, across: int) -> tirx.Stmt:
-        """Return the loop over groups of terms, of which `exist` are there; all have rows if `left` is None."""
+        """Return the loop over groups of terms, of which `exist` are valid; all have rows if `left` is None."""
         pair = Var("pair", self.inner.loop_var.ty)
         out: list[tirx.Stmt] = []
         rows = []
@@ -474,7 +474,7 @@ class _TileEmitter:
         return serial(pair, self.number(LANES), seq(*out))
 
     def inside(self, q: ir.Expr, exist: Any) -> ir.Expr:
-        """Return a term that exists, so that what it is found by is read inside its arrays."""
+        """Return a valid term, so that its index arrays are read within their bounds."""
         return q if exist is None else tirx.min(q, self.terms - self.number(1))
 
     # ------------------------------------------------------------------ entries
