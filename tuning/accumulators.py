@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,14 +74,14 @@ def computes_patterns(program: Any) -> bool:
 
 
 def refuse_assembled(func: tirx.PrimFunc, search: str) -> None:
-    """Raise where a program computes patterns, which a search that compares loops and formats does not know."""
+    """Raise where a program computes patterns, which a search over loops and formats does not support."""
     if is_assembled(decode(func)):
         program = f"{func.attrs['global_symbol']} computes the pattern of its results"
         raise LoweringError(f"{program}: {search} compares loops and formats; tune_sparse searches its accumulators")
 
 
 def refuse_others(searched: Mapping[str, Any], apart: Mapping[str, Any], compare_with: Sequence[str]) -> None:
-    """Raise where a search was given what only those of other programs take.
+    """Raise where a search was given arguments that apply to other programs only.
 
     Parameters
     ----------
@@ -120,7 +121,7 @@ class Trials:
         self.built: dict[Candidate, SparseOutputKernel] = {}
 
     def key(self) -> Key:
-        """Return what the times hold for."""
+        """Return the key of the records."""
         pattern = fingerprint(self.kernel.signature.program, self.args.arrays)
         sizes = {name: int(value) for name, value in self.args.sizes.items()}
         return Key(pattern=pattern, sizes=sizes, **circumstances(self.kernel))
@@ -188,7 +189,7 @@ class Trials:
                 yield candidate, Measurement(error=reason(error))
 
     def measured(self, candidate: Candidate) -> Measurement:
-        """Return a candidate between two looks at the untuned kernel; an error if its result differs."""
+        """Measure a candidate between two measurements of the untuned kernel; an error if its result differs."""
         kernel = self.of(candidate)
         if not self.is_right(candidate):
             return Measurement(error="the result differs from the untuned kernel's")
@@ -216,12 +217,12 @@ class Trials:
 
 
 def accumulators(candidate: Candidate) -> Accumulators:
-    """Return what a candidate stands for.
+    """Return the accumulators that a candidate stands for.
 
     Raises
     ------
     ArgumentError
-        It is one of something else, or has values that there are not: another version, or no version, wrote the record.
+        It is a candidate of another search, or has unknown values: another version wrote the record.
     """
     choices = candidate.choices
     if not isinstance(choices, Config) or not set(VALUES) >= set(choices.keys()):
@@ -244,14 +245,14 @@ def same(first: ResultPattern, second: ResultPattern) -> bool:
 
 
 def rows(candidates: Sequence[Candidate]) -> np.ndarray:
-    """Return what a model of the trials sees of candidates."""
+    """Return the features of candidates for a model of the trials."""
     values_of = [c.choices.as_dict() for c in candidates]
     places = [[_place(name, value) for name, value in sorted(values.items())] for values in values_of]
     return np.array(places, "float64").reshape(len(values_of), -1)
 
 
 def _place(name: str, value: Any) -> int:
-    """Return a value of a knob as a number; of blocks how many products of elements they have."""
+    """Return a value of a knob as a number: for a block the number of elements that it multiplies."""
     return math.prod(value or ()) if name == "block" else VALUES[name].index(value)
 
 
@@ -276,124 +277,100 @@ def tune_accumulators(
         history = [r for r in records.load(key)[: budget.trials] if is_untuned(r) or r.candidate in space]
         for record in history:
             search.tell(record.candidate, record.seconds)
-        history, interrupted = _explored(trials, search, history, budget, records, key, bar)
+        history = [with_best(record, history[: n + 1]) for n, record in enumerate(history)]
+        tuner = AccumulatorTuner(trials, space, budget, records, key, history)
+        interrupted = tuner.explore(search, bar)
         last = last_of(records, key) if all(r.reused for r in history) or not budget.trials else None
         last = last if last is not None and (last.chosen is None or last.chosen in space) else None
         if not interrupted and (last is not None or not budget.trials):
-            return _recalled(trials, history, space, budget, records, key, last)
+            return tuner.recall(last)
         bar.say("comparing the fastest")
-        return _result(trials, history, space, budget, records, key, interrupted=interrupted)
+        return tuner.conclude(interrupted=interrupted)
 
 
-def _explored(
-    trials: Trials, search: Search, history: list[Record], budget: Budget, records: Database, key: Key, bar: Progress
-) -> tuple[list[Record], bool]:
-    """Run trials until the budget is spent, and whether Ctrl-C ended them."""
-    history = [with_best(record, history[: n + 1]) for n, record in enumerate(history)]
-    reused = len(history)
+@dataclass
+class AccumulatorTuner:
+    """The search for the accumulators of one call, `history` its trials."""
 
-    def on_record(record: Record) -> None:
-        records.append(key, record)
-        bar.update(len(history), record, reused=reused)
+    trials: Trials
+    space: Space
+    budget: Budget
+    records: Database
+    key: Key
+    history: list[Record]
 
-    log = Log(budget, search.seed, history, on_record)
-    if not any(is_untuned(record) for record in history):
-        log.add(Candidate(), {}, trials.untuned())
-    try:
-        if trials.values:
-            TrialLoop(search, trials.measure, log).explore(search.chance)
-    except KeyboardInterrupt:
-        return history, True
-    return history, False
+    def explore(self, search: Search, bar: Progress) -> bool:
+        """Run trials until the budget is spent; return whether Ctrl-C ended them."""
+        reused = len(self.history)
 
+        def on_record(record: Record) -> None:
+            self.records.append(self.key, record)
+            bar.update(len(self.history), record, reused=reused)
 
-def _result(
-    trials: Trials,
-    history: list[Record],
-    space: Space,
-    budget: Budget,
-    records: Database,
-    key: Key,
-    *,
-    interrupted: bool,
-) -> TuneResult:
-    """Compare the fastest once more, let the winner prove itself, and note what came out."""
-    tuned = sorted((r for r in history if r.seconds is not None and not is_untuned(r)), key=lambda r: r.seconds or 0.0)
-    try:
-        times, best = _compared(trials, tuned[: 1 if interrupted else FINALISTS])
-    except KeyboardInterrupt:
-        if interrupted:
-            raise
-        interrupted = True
-        times, best = _compared(trials, tuned[:1])
-    compared_records = [Record(r.choices, seconds=times[r.candidate]) for r in tuned if r.candidate in times]
-    compared_records.sort(key=lambda r: r.seconds or 0.0)
-    comparison = Comparison(times[None], tuple(compared_records), best)
-    if not interrupted:
-        note(records, key, comparison)
-    facts: dict[str, Any] = {"comparison": comparison, "interrupted": interrupted}
-    return _told(trials, history, space, budget, records, key, comparison.best, times[None], **facts)
+        log = Log(self.budget, search.seed, self.history, on_record)
+        if not any(is_untuned(record) for record in self.history):
+            log.add(Candidate(), {}, self.trials.untuned())
+        try:
+            if self.trials.values:
+                TrialLoop(search, self.trials.measure, log).explore(search.chance)
+        except KeyboardInterrupt:
+            return True
+        return False
 
+    def conclude(self, *, interrupted: bool) -> TuneResult:
+        """Compare the fastest once more, confirm the winner, and record the comparison."""
+        measured = [r for r in self.history if r.seconds is not None and not is_untuned(r)]
+        measured.sort(key=lambda r: r.seconds or 0.0)
+        try:
+            times, best = self.compare(measured[: 1 if interrupted else FINALISTS])
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            times, best = self.compare(measured[:1])
+        compared_records = [Record(r.choices, seconds=times[r.candidate]) for r in measured if r.candidate in times]
+        compared_records.sort(key=lambda r: r.seconds or 0.0)
+        comparison = Comparison(times[None], tuple(compared_records), best)
+        if not interrupted:
+            note(self.records, self.key, comparison)
+        return self.report(comparison.best, times[None], comparison=comparison, interrupted=interrupted)
 
-def _compared(trials: Trials, records: list[Record]) -> tuple[dict[Candidate | None, float], Candidate | None]:
-    """Return the times of some candidates, and the one that proved to be faster than the untuned kernel."""
-    times = trials.compare([r.candidate for r in records])
-    best = winner(times)
-    if best is None:
-        return times, None
-    confirmed = trials.confirm(best)
-    return rescaled(times, confirmed.times, best), confirmed.chosen
+    def compare(self, records: list[Record]) -> tuple[dict[Candidate | None, float], Candidate | None]:
+        """Return the times of some candidates, and the one that proved to be faster than the untuned kernel."""
+        times = self.trials.compare([r.candidate for r in records])
+        best = winner(times)
+        if best is None:
+            return times, None
+        confirmed = self.trials.confirm(best)
+        return rescaled(times, confirmed.times, best), confirmed.chosen
 
+    def recall(self, last: Comparison | None) -> TuneResult:
+        """Return the result of the last search for the same arguments; if it did not end, its best trial."""
+        recorded = [r for r in self.records.load(self.key) if r.seconds is not None]
+        before = next((r for r in recorded if is_untuned(r)), self.history[0]).seconds or 0.0
+        tuned = [r for r in recorded if not is_untuned(r) and r.candidate in self.space]
+        usable = [r for r in tuned if (r.seconds or 0.0) <= WORTH * before]
+        best = min(usable, key=lambda r: r.seconds or 0.0, default=None) if last is None else last.best
+        if best is not None and not self.trials.is_right(best.candidate):
+            best = None
+        return self.report(best, before if last is None else last.untuned, comparison=last, is_recalled=True)
 
-def _recalled(
-    trials: Trials,
-    history: list[Record],
-    space: Space,
-    budget: Budget,
-    records: Database,
-    key: Key,
-    last: Comparison | None,
-) -> TuneResult:
-    """Return what the last search for the same arguments returned; of one that did not end, its best trial."""
-    recorded = [r for r in records.load(key) if r.seconds is not None]
-    before = next((r for r in recorded if is_untuned(r)), history[0]).seconds or 0.0
-    usable = (
-        r for r in recorded if not is_untuned(r) and r.candidate in space and (r.seconds or 0.0) <= WORTH * before
-    )
-    best = min(usable, key=lambda r: r.seconds or 0.0, default=None) if last is None else last.best
-    if best is not None and not trials.is_right(best.candidate):
-        best = None
-    untuned_seconds = before if last is None else last.untuned
-    facts: dict[str, Any] = {"comparison": last, "is_recalled": True}
-    return _told(trials, history, space, budget, records, key, best, untuned_seconds, **facts)
-
-
-def _told(
-    trials: Trials,
-    history: list[Record],
-    space: Space,
-    budget: Budget,
-    records: Database,
-    key: Key,
-    best: Record | None,
-    seconds: float,
-    **facts: Any,
-) -> TuneResult:
-    """Return the result with all that is reported about it; `seconds` are those of the untuned kernel."""
-    baseline = Record(Candidate().choices, seconds=seconds)
-    return TuneResult(
-        kernel=trials.kernel if best is None else trials.of(best.candidate),
-        best=best or baseline,
-        untuned=baseline,
-        history=history,
-        space=space.values(None) or {},
-        seconds=budget.elapsed,
-        key=key,
-        checked_against="the untuned kernel",
-        database=records.path,
-        template=AccumulatorKnobs(),
-        **facts,
-    )
+    def report(self, best: Record | None, seconds: float, **facts: Any) -> TuneResult:
+        """Return the result; `seconds` are those of the untuned kernel."""
+        baseline = Record(Candidate().choices, seconds=seconds)
+        return TuneResult(
+            kernel=self.trials.kernel if best is None else self.trials.of(best.candidate),
+            best=best or baseline,
+            untuned=baseline,
+            history=self.history,
+            space=self.space.values(None) or {},
+            seconds=self.budget.elapsed,
+            key=self.key,
+            checked_against="the untuned kernel",
+            database=self.records.path,
+            template=AccumulatorKnobs(),
+            **facts,
+        )
 
 
 def recorded_accumulators(program: Any, target: Any, path: str | Path) -> SparseOutputKernel:
@@ -409,19 +386,12 @@ def recorded_accumulators(program: Any, target: Any, path: str | Path) -> Sparse
     about = circumstances(kernel)
     comparisons = [comparison for key, comparison in compared(records, about["program"]) if agrees(key, about)]
     choices = [comparison.chosen for comparison in comparisons if is_one(comparison.chosen)]
-    unfinished_choices = (
-        [r.candidate for _, r in unfinished(records, about) if is_one(r.candidate)] if not choices else []
-    )
-    if (
-        not choices
-        and not unfinished_choices
-        and not any(agrees(key, about) for key, *_ in records.of_program(about["program"]))
-    ):
+    choices = choices or [r.candidate for _, r in unfinished(records, about) if is_one(r.candidate)]
+    if not choices and not any(agrees(key, about) for key, *_ in records.of_program(about["program"])):
         warn_of_no_records(path, stacklevel=4)
-    best = [*unfinished_choices, *choices][-1:]
-    if not best or best[0] is None:
+    if not choices or choices[-1] is None:
         return kernel
-    return assembled_kernel(func, target, AccumulatorOptions(accumulators=accumulators(best[0])))
+    return assembled_kernel(func, target, AccumulatorOptions(accumulators=accumulators(choices[-1])))
 
 
 __all__ = [

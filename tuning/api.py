@@ -365,7 +365,7 @@ class Autotuned:
         return self.result(**arguments).kernel.time(seconds=seconds, **arguments)
 
     def result(self, **arguments: Any) -> TuneResult:
-        """Return what was found for the sizes of these arguments; measured if they are new."""
+        """Return the result for the sizes of these arguments; search if they are new."""
         sizes = self.kernel.prepare(arguments).sizes
         at = tuple(int(sizes[name]) for name in self.key)
         if at not in self.results:

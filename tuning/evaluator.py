@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One program on one workload: what it must compute, its variants, and how long candidates take.
+"""One program on one workload: its expected results, its variants, and the times of candidates.
 
 An evaluator is used in this process or, one each, in worker processes (`sparsetir.tuning.workers.local`): every method
 takes and returns what can be sent to another process, and whatever a candidate does wrong is returned, not raised.
@@ -104,12 +104,12 @@ class Measurer(ABC):
         return {f: ready.error for f, ready in self.known.items() if ready.error is not None}
 
     def usual_over(self, format: Format | None) -> Choices | None:
-        """Return what an untuned kernel over a format does for the arguments; None before the format is asked for."""
+        """Return the choices of an untuned kernel over a format; None before the format is prepared."""
         ready = self.known.get(format)
         return None if ready is None else ready.usual
 
     def refuse(self, format: Format | None, error: str) -> None:
-        """Note that a format turned out not to work."""
+        """Record that a format failed."""
         self.known[format] = Prepared(error=error)
 
     def keep_pace(self, seconds: float | None) -> None:
@@ -207,7 +207,7 @@ class Evaluator:
         return buffers[0] if len(buffers) == 1 and not unused and len(self.inputs[buffers[0]].shape) > 1 else None
 
     def _reference(self, is_first: bool) -> tuple[Reference, str]:
-        """Return what the untuned kernel computes, compared with scipy where the program is a known one."""
+        """Return the results of the untuned kernel, compared with those of scipy for a known program."""
         absolute = self.workload.absolute()
         magnitudes = absolute.fresh(absolute.call(self.kernel.function, self.names))
         reference = Reference(self.workload.fresh(self.untuned), magnitudes)
@@ -239,7 +239,7 @@ class Evaluator:
         return None
 
     def compile_together(self, candidates: Sequence[Candidate]) -> None:
-        """Make machine code of several candidates in less time than one by one; what fails says so with `compile`."""
+        """Compile several candidates in less time than one by one; errors are raised by `compile` later."""
         with suppress(Exception):
             pairs = [(c.format, c.choices) for c in candidates if isinstance(c.choices, Choices)]
             compile_together((self.variants(format).form, choices) for format, choices in pairs)
@@ -325,7 +325,7 @@ class BaselineTime:
     at: float
 
     def is_younger(self, times: float) -> bool:
-        """Than so many moments."""
+        """Return whether it was timed within so many moments."""
         return time.perf_counter() - self.at <= times * max(MOMENT, CALLS * self.seconds)
 
 

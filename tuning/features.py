@@ -29,8 +29,8 @@ from sparsetir.utils.machine import LINE, MachineProfile, interpolate
 
 # Storage estimates of formats for the cost model: from the numbers of the pattern, without converting.
 #
-# The cost model sees these numbers for every candidate, also where the format was converted meanwhile: what it learnt
-# from must not differ from what it is asked about.
+# The cost model gets these numbers for every candidate, even if the format has been converted meanwhile: features in
+# training and in prediction must not differ.
 
 
 INDEX = 4  # bytes
@@ -340,7 +340,7 @@ class MatrixFacts:
 
     @classmethod
     def of(cls, pattern: Pattern | None) -> MatrixFacts:
-        """Return what the terms need of a pattern; of tensors only sizes are known."""
+        """Return the facts of a pattern that the terms use; of tensors only sizes are known."""
         if pattern is None:
             return cls(1, 1, 1, 1, 1.0, 1.0)
         nnz, rows = max(pattern.nnz, 1), max(pattern.shape[0], 1)
@@ -568,7 +568,7 @@ def _together(seconds: Mapping[str, float]) -> float:
 
 
 def _of_profile(machine: MachineProfile) -> dict[str, float]:
-    """Return what machines are told apart by: ratios of their rates."""
+    """Return features of a machine: ratios of its rates."""
     return {
         "machine_far": log2(machine.gather_seconds(512, 16 << 20) / machine.gather_seconds(512, 64 << 10)),
         "machine_vector": log2(machine.vector_gather / machine.scalar_load),
@@ -586,7 +586,7 @@ SPECIALISED = "specialised"
 
 @dataclass(frozen=True, eq=False)
 class WorkloadEncoding:
-    """What stays the same for all candidates of a workload.
+    """The features that all candidates of a workload share.
 
     Parameters
     ----------
@@ -623,7 +623,7 @@ class WorkloadEncoding:
 
     @cached_property
     def _facts(self) -> np.ndarray:
-        """In the order of `fact_names`; what is not known, as the row lengths of a tensor, is not a number."""
+        """The facts in the order of `fact_names`; NaN for unknown ones, such as the row lengths of a tensor."""
         return np.array([self.facts.get(name, np.nan) for name in fact_names()], np.float32)
 
     def of(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
@@ -661,7 +661,7 @@ class WorkloadEncoding:
 
     @property
     def names(self) -> list[str]:
-        """Of the columns of `rows`, those that are there so far."""
+        """Names of the columns of `rows` that exist so far."""
         return [*fact_names(), *self.of(Candidate())] if self.knobs is None else list(self._columns)
 
 

@@ -423,7 +423,7 @@ class Template:
 
     @cached_property
     def text(self) -> str:
-        """What tells it from other templates in records.
+        """The identity of the template in records.
 
         Source text, with that of the functions it names and the values of the variables it names. A function without
         source text, as typed at a prompt, is like no other: its records are not found again by another process.
@@ -449,7 +449,7 @@ class Template:
 
 
 def _named(module: str, name: str) -> Any:
-    """Return what a module has by a name, which may have dots."""
+    """Return an attribute of a module by its name, which may have dots."""
     value: Any = importlib.import_module(module)
     for part in name.split("."):
         value = getattr(value, part)

@@ -531,7 +531,7 @@ def compared(records: Database, text: str = "") -> Iterator[tuple[Key, Compariso
 
 
 def last_of(records: Database, key: Key) -> Comparison | None:
-    """Return what the last search for just these arguments ended with."""
+    """Return the final comparison of the last search for exactly these arguments."""
     comparisons = [comparison for recorded_key, comparison in compared(records, key.pattern) if recorded_key == key]
     return comparisons[-1] if comparisons else None
 

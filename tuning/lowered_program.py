@@ -112,15 +112,15 @@ class LoweredProgram:
         self.codes: dict[Choices, Code | None] = {}  # of shared choices; None where there is none for all of them
         self._open: dict[int | None, Values] = {}
         self.is_filled = False
-        self.proved: set[Choices] = set()  # shared choices whose machine code computed what it should
+        self.proved: set[Choices] = set()  # shared choices whose machine code had the right results
 
     def prove(self, choices: Choices | Config) -> None:
-        """Note that a candidate computed what it should."""
+        """Record that the results of a candidate were right."""
         if isinstance(choices, Choices):
             self.proved.add(shared(choices))
 
     def fill(self, codes: Mapping[Choices, Code], feat: int | None, values: Values) -> None:
-        """Take machine code and open choices that were found before, where there are none yet."""
+        """Adopt machine code and open choices of an earlier search where there are none yet."""
         self.codes = {**codes, **self.codes}
         self._open.setdefault(feat, values)
         self.is_filled = True
@@ -150,7 +150,7 @@ class LoweredProgram:
         return unchecked(lowered(self.second, schedule, self.target)[3], self.target)[self.name]
 
     def code(self, choices: Choices) -> Code | None:
-        """Return what a candidate shares with others; None where it needs code of its own."""
+        """Return the code that a candidate shares with others; None where it needs its own."""
         key = shared(choices)
         if key not in self.codes:
             compile_together([(self, key)])
@@ -264,7 +264,7 @@ class Held:
 
     @classmethod
     def read(cls, path: Path) -> Held | None:
-        """Return what a library holds, or a list of kernels says; None where there is none, or none of this version."""
+        """Return the contents of a library or of a list of kernels; None where there is none of this version."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ScheduleError):
             facts = json.loads(path.with_suffix(".json").read_text())
             kernels = {Choices(**of): (str(name), tuple(late)) for name, of, late in facts["kernels"]}
@@ -328,25 +328,25 @@ class KernelCache:
         return self.folder / f"{name}.so"
 
     def held(self, format: Format | None) -> Held | None:
-        """Return what was made of a format ahead, if anything."""
+        """Return the library that was compiled for a format ahead of time, if any."""
         if format not in self._held:
             path = self.path(format)
             self._held[format] = None if path is None else Held.read(path)
         return self._held[format]
 
     def everything(self, format: Format | None) -> list[Held]:
-        """Return what there is of a format: made ahead, or left by searches."""
+        """Return all libraries of a format: compiled ahead of time, or left by searches."""
         path, ahead = self.path(format), self.held(format)
         if format not in self._left and path is not None:
             self._left[format] = [shelf_entry for name in left(path) if (shelf_entry := Held.read(name)) is not None]
         return [*([ahead] if ahead is not None else []), *self._left.get(format, [])]
 
     def listed(self, format: Format | None) -> tuple[Choices, ...]:
-        """Return whose machine code there is of a format, one for each code."""
+        """Return the choices of a format that have machine code, one for each code."""
         return tuple(dict.fromkeys(choices for entry in self.everything(format) for choices in entry.listed))
 
     def fill(self, form: LoweredProgram, format: Format | None, feat: int | None) -> None:
-        """Give a form what there is of it, and note where there is room for what will be made."""
+        """Give a form the machine code that exists, and record where there is room for more."""
         places.setdefault(form, (self.path(format), feat))
         entries = [] if form.is_filled else self.everything(format)
         program = program_key(form) if entries else ""
@@ -374,7 +374,7 @@ class KernelCache:
         choices : sequence of Choices
             Shared ones, see `sparsetir.tuning.space.shared`; those that need code of their own are left out.
         is_right : callable
-            Whether the function of a candidate computes what it should; others are left out.
+            Whether the results of a candidate's function are right; others are left out.
 
         Raises
         ------

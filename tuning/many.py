@@ -339,9 +339,9 @@ def tune_many(
         Or of tuples: a program, its inputs as for `tune_sparse`, and how often it is called (1). Tasks of the same
         program and arguments are tuned once.
     seconds : float
-        Of everything. The untuned kernel of every task is timed all the same, and what was found compared once more.
+        Of everything. The untuned kernel of every task is timed all the same, and the results are compared once more.
     policy : {"gain", "equal"}
-        Equal shares of time are there to compare with.
+        Equal shares of time are a baseline.
     strategy, seed, database, target, isolate, timeout, executor, machines, assume_finite
         As for `tune_sparse`. Worker processes are started for a budget of more than 5 seconds.
     patience : int
@@ -458,7 +458,7 @@ class Many:
             yield from (other for other in self.runs.values() if other is not run)
 
     def result(self, tasks: tuple[TuneTask, ...], begin: float) -> TuneManyResult:
-        """Return what was found."""
+        """Return the results."""
         results_by_name = {}
         for name, run in self.runs.items():
             self._wake(run)

@@ -77,7 +77,7 @@ class Measurement:
     load: float | None = None
 
     def paced(self, usual: float) -> Measurement:
-        """Return what it would be if the untuned kernel took its usual time meanwhile."""
+        """Return the measurement scaled to the usual time of the untuned kernel."""
         if self.seconds is None or self.usual is None:
             return self
         seconds = at_pace(self.seconds, self.usual, usual)
@@ -98,7 +98,7 @@ class Measurement:
         return turn < 2 or (len(self.turns) == turn and max(self.turns) > AGREE * min(self.turns))
 
     def again(self, seconds: float) -> Measurement:
-        """With another burst: the median of all, and a spread that is at least what they differ by."""
+        """Return the measurement with another burst: the median of all, and at least their difference as spread."""
         if self.seconds is None or seconds == float("inf"):
             return self
         turns = (*(self.turns or (self.seconds,)), seconds)

@@ -25,7 +25,7 @@ from sparsetir.utils.packages import __version__
 # Cost models: from features to scores, higher for faster.
 #
 # `CostModel` is gradient-boosted trees, fitted to times or to the order of times within each case. `AnalyticModel` and
-# `RandomModel` are what it is compared with.
+# `RandomModel` are baselines.
 
 
 FORMAT = 1
@@ -195,7 +195,7 @@ class CostModel:
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     def decided(self, row: np.ndarray, other: np.ndarray) -> dict[str, float]:
-        """Return what each feature adds to the score of one candidate over that of another, the most first.
+        """Return the share of each feature in the difference of the scores of two candidates, the largest first.
 
         The sums of Shapley values, which xgboost computes for trees: Lundberg et al., "From local explanations to
         global understanding with explainable AI for trees", Nature Machine Intelligence 2020.
@@ -283,7 +283,7 @@ def centred(numbers: np.ndarray, cases: np.ndarray) -> np.ndarray:
 
 
 def _targets(labels: np.ndarray, cases: np.ndarray, objective: str) -> np.ndarray:
-    """Return what xgboost is given: ranks must not be negative."""
+    """Return the labels for xgboost, whose ranks must not be negative."""
     if objective != "rank":
         return labels
     _, place = np.unique(cases, return_inverse=True)
@@ -382,7 +382,7 @@ def scores_of(model: Model, rows: np.ndarray) -> np.ndarray:
 
 
 def rates_known(model: CostModel | None = None) -> CoreRates:
-    """Return the rates that a model goes by: of this machine, or of a usual one where it knows no other."""
+    """Return the rates that a model uses: of this machine, or of a usual one where it knows no other."""
     model = pretrained() if model is None else model
     return measured_rates() if model is not None and model.about.get(PLACED) else USUAL
 

@@ -4,15 +4,15 @@
 Conformal bounds of a model's expected gains, which hold for nine matrices in ten.
 
 The model names its favourite of each case that it was not trained on, and says how many times faster than the untuned
-kernel it is. Split-conformal prediction takes the quantile of what it was wrong by as what it will be wrong by next
-time: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005. Cases are grouped by what the program
-does and by how near the matrix is to a family that the model knows, each group with quantiles of its own.
+kernel it is. Split-conformal prediction takes the quantile of its past errors as the bound of its next error: Vovk,
+Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005. Cases are grouped by what the program does and by
+how near the matrix is to a family that the model knows; each group has its own quantiles.
 
-Cases of an operation that the model was not trained on are no draws from these groups. Their bounds are made of what
-models were wrong by that saw all other operations: the widest that one of them needs. Were a new operation drawn as
-those were, it would need wider ones once in as many times as there were operations, and one more: see Lee, Barber and
-Willett, "Distribution-free inference with hierarchical data", 2023. Were each operation given its share of one quantile
-instead, with a share for the new one, as is done there, less than ten operations would bound nothing.
+Cases of an operation that the model was not trained on are no draws from these groups. Their bounds come from the
+errors of models that were trained on all other operations: the widest that one of them needs. If a new operation is
+drawn as the k others were, it needs wider bounds with a probability of 1 / (k + 1): see Lee, Barber and Willett,
+"Distribution-free inference with hierarchical data", 2023. If each operation were given its share of one quantile
+instead, with a share for the new one, as is done there, fewer than ten operations would bound nothing.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def bounds_of(about: dict[str, Any]) -> Bounds | None:
 
 
 def judge(model: CostModel, encoding: WorkloadEncoding, candidate: Candidate, usual: Candidate) -> Prediction | None:
-    """Return what a model thinks of a candidate next to what an untuned kernel does; None where it knows no bounds."""
+    """Return a model's prediction for a candidate relative to an untuned kernel; None if it has no bounds."""
     bounds = bounds_of(model.about)
     if bounds is None:
         return None
@@ -168,7 +168,7 @@ def guess(
 
 
 def _margin(model: CostModel, session: Workload) -> float:
-    """Return how many times faster a candidate must look: the features that bounds go by are the same for all."""
+    """Return how many times faster a candidate must look; all candidates have the features that bounds depend on."""
     bounds, encoding = bounds_of(model.about), session.encoding
     if bounds is None:
         return float(model.about.get("margin", MARGIN))
@@ -383,7 +383,7 @@ def _schedules(base: Choices, feat: int, format: Format | None) -> list[dict[str
 def _encoding(
     kernel: Kernel, arrays: Mapping[str, np.ndarray], described: Pattern, source: Source, work: Work
 ) -> WorkloadEncoding:
-    """Return what the model sees of candidates for a matrix."""
+    """Return the encoding of candidates for a matrix."""
     facts = features.of_pattern(described)
     if isinstance(source, CompressedSource):
         facts |= features.density(source.indptr, source.indices, described.shape[1])
@@ -406,9 +406,9 @@ def _gains(encoding: WorkloadEncoding, candidates: list[Candidate]) -> np.ndarra
 LEVEL = 0.9
 UNKNOWN = "unknown"  # the group of operations that no case is of
 LEAST = 40  # cases of a group that has quantiles of its own
-# What operations are told apart by: numbers of a program that do not change with the sizes of its arguments.
+# Features that identify operations: numbers of a program that do not change with the sizes of its arguments.
 PROGRAM = ("work_gathers", "work_rows", "work_streams", "work_sums", "work_is_sparse")
-# What families are told apart by: numbers of a matrix that do not grow with it.
+# Features that identify families: numbers of a matrix that do not grow with it.
 COMPARED = ("row_cv", "row_gini", "row_empty", "column_gini", "panel_columns", "diagonal_share", "fill_4x4", "uneven_8")
 
 
@@ -497,13 +497,13 @@ class Bounds:
 
 
 def group(row: Mapping[str, float], is_near: bool) -> str:
-    """Return what the program does, and whether its matrix is near to known ones."""
+    """Return the group of a prediction: the kind of program, and whether its matrix is near to known ones."""
     does = "entries" if row.get("work_is_sparse", 0) > 0 else "rows" if row.get("work_run", 0) > 1 else "numbers"
     return f"{does} {'near' if is_near else 'far'}"
 
 
 def operation(row: Mapping[str, float]) -> tuple[int, ...]:
-    """Return what tells a program from others, whatever the sizes of its arguments and its name.
+    """Return the identity of a program's operation, independent of its name and of the sizes of its arguments.
 
     Examples
     --------

@@ -127,7 +127,7 @@ class Record:
 
     @cached_property
     def candidate(self) -> Candidate:
-        """What was measured."""
+        """The candidate that was measured."""
         return Candidate(self.choices, parse_format(self.stored_as) if self.stored_as else None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -381,7 +381,7 @@ class Recording:
     mcpu : str
         The processor that kernels were compiled for; "" where unknown.
     is_placed : bool
-        Whether times among the features go by measured rates of the machine, rather than by those of a usual one.
+        Whether times among the features use measured rates of the machine, rather than those of a usual one.
     """
 
     name: str
@@ -420,7 +420,7 @@ def load(path: Path, *, spread: float = float("inf")) -> list[Recording]:
 
     Of several measurements of one candidate the geometric mean counts. Records that say which matrix they are of belong
     together whatever version measured them; others by their key. The untuned kernel is no candidate of a search of
-    knobs, and templates are told apart by their text.
+    knobs, and templates are identified by their text.
 
     Parameters
     ----------

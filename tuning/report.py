@@ -141,9 +141,9 @@ class TuneResult:
 
     @cached_property
     def timed(self) -> list[Record]:
-        """What ran, with one set of times: those of the last comparison first, each time the fastest first.
+        """The trials that ran: those of the last comparison first, each part from the fastest on.
 
-        What was not compared again has its trial's time, relative to the untuned kernel's then.
+        Trials that were not compared again have their time relative to that of the untuned kernel at that moment.
         """
         timed = [r for r in self.history if r.seconds is not None and not is_untuned(r)]
         compared = [(r, self._compared(r)) for r in timed]
@@ -164,7 +164,7 @@ class TuneResult:
         return (self.untuned.seconds or 0.0) / before if before and self.untuned.seconds else 1.0
 
     def gains(self) -> dict[str, float]:
-        """Return what each choice is worth: the best time with it left alone over the best time."""
+        """Return the gain of each choice: the best time with its default value over the best time."""
         if self.template is not None:
             return gains([r for r in self.timed if isinstance(r.choices, Config)], start(self.space, Config()))
         return gains([record for record in self.timed if record.fixed] or self.timed, start(self.space))
@@ -271,13 +271,13 @@ class TuneResult:
         return aligned([head, *(self._row(label, record) for label, record in rows)])
 
     def _remark(self, record: Record) -> str:
-        """Return what is to be said of a time."""
+        """Return a remark on a time."""
         if record.seconds is None or candidate(record) in (candidate(self.best), candidate(self.untuned)):
             return ""
         return "" if self._compared(record) is not None else "not compared again"
 
     def _choices(self) -> list[str]:
-        """Return the columns of the table that say what was chosen."""
+        """Return the columns of the table for choices."""
         if self.template is None:
             return list(Choices().as_dict())
         all_records = [*self.history, self.best]  # which may have been found in the database only
@@ -306,12 +306,12 @@ class TuneResult:
 
 
 def candidate(record: Record) -> tuple[Choices | Config, str | None, bool]:
-    """Return what tells candidates of one search apart."""
+    """Return the identity of a candidate within one search."""
     return record.choices, record.stored_as, bool(record.fixed)
 
 
 def gains(history: list[Record], base: Choices | Config) -> dict[str, float]:
-    """Compute `TuneResult.gains`; `base` has the values that count as left alone."""
+    """Compute `TuneResult.gains`; `base` has the default values."""
     times = [(_chosen(record), record.seconds) for record in history if record.seconds is not None]
     if not times:
         return {}

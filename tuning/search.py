@@ -107,8 +107,8 @@ def evolution(space: Space, trials: Known, score: Score | None, rng: np.random.G
 def guided(space: Space, trials: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
     """Propose what a pretrained model, corrected by the trials, ranks first: of all formats, and offspring.
 
-    Besides these, the portfolio and every format once, what it likes best first: a model that errs must not keep a
-    search from them for ever.
+    Besides these, propose the portfolio and every format once, in the order of the scores: a model that errs must not
+    exclude them for good.
     """
     if score is None:
         return evolution(space, trials, score, rng)
@@ -207,7 +207,7 @@ def spread_below(errors: np.ndarray) -> float:
 
 
 def trust(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Return what a model's scores are to be multiplied by to fit labels best: 1 before there are any, never below 0.
+    """Return the factor, at least 0, by which a model's scores fit the labels best; 1 before there are any.
 
     Least squares, with `BELIEF` trials added for which it was right.
 

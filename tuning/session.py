@@ -193,7 +193,7 @@ class Session:
 
     @cached_property
     def first(self) -> list[Candidate]:
-        """What every search measures first: what is `announced`, and what the rules choose if that is another."""
+        """The candidates that are measured first: the `announced` one, and the choice of the rules if it differs."""
         candidates = [self.announced, None if self.ruled is None else self._usual_over(self.ruled)]
         return [candidate for candidate in dict.fromkeys(candidates) if candidate is not None]
 
@@ -247,35 +247,35 @@ class Session:
         return self.model if isinstance(self.model, CostModel) else prior_for(self.encoding)
 
     def judged(self, record: Record) -> Prediction | None:
-        """Return what the trained model thinks of a record's kernel."""
+        """Return the trained model's prediction for a record's kernel."""
         if self.prior is None or isinstance(record.choices, Config):
             return None
         return judge(self.prior, self.encoding, record.candidate, self.usual)
 
     @cached_property
     def operands(self) -> features.Operands:
-        """What the call does."""
+        """The sizes and the work of the call."""
         work = Work.of(self.kernel.signature.program, self.sizes)
         trained = self.model if isinstance(self.model, CostModel) else None
         return features.Operands.of(work, self.key.threads, rates_known(trained))
 
     @cached_property
     def encoding(self) -> WorkloadEncoding:
-        """From candidates to what a cost model sees of them."""
+        """The encoding of candidates for a cost model."""
         knobs = self.space.values if self.template is not None else None
         return WorkloadEncoding(
             self.facts, self.described, own_storage(self.workload.signature, self.workload.arrays), self.operands, knobs
         )
 
     def seen(self, record: Record) -> dict[str, float]:
-        """Return what a cost model sees of a record, by name."""
+        """Return the features of a record for a cost model, by name."""
         if is_untuned(record):
             return self.encoding.named(self.usual, specialised=False)
         return self.encoding.named(record.candidate)
 
     @cached_property
     def usual(self) -> Candidate:
-        """What the untuned kernel does for these arguments."""
+        """The candidate of the untuned kernel for these arguments."""
         base = defaults.usual(self.func, Registers.of(self.kernel.compiled.target))
         return Candidate(base.changed(**self.kernel.suitable(self.workload.args)))
 
@@ -377,7 +377,7 @@ class Session:
         return both
 
     def checked(self, candidate: Candidate, kernel: Any) -> Callable[[], Any]:
-        """Return a call of a candidate's kernel that was run once and computed what it should."""
+        """Return a call of a candidate's kernel that was run once with the right results."""
         compiled = getattr(kernel, "kernel", kernel)
         names = [str(p.name) for p in compiled.func.params]
         call, difference = self.evaluator.disagreement(compiled.function, names, candidate.format)
@@ -401,7 +401,7 @@ FINALISTS = 8  # that are compared again, interleaved with the untuned kernel
 
 @dataclass
 class SearchRun:
-    """One search: what it searches, how long, where it reads and writes records, and its trials so far.
+    """One search: its space, its budget, its database, and its trials so far.
 
     Parameters
     ----------
@@ -492,7 +492,7 @@ class SearchRun:
         return recorded[: max(trials - len(self._untried(recorded)), 1)] if is_full else recorded
 
     def _untried(self, history: Sequence[Record]) -> list[Candidate]:
-        """Return what every search measures first and this one has not."""
+        """Return the candidates that every search measures first and this one has not measured."""
         fixed = self.session.fixed
         tried = {record.candidate for record in history if record.fixed == fixed and not is_untuned(record)}
         return [candidate for candidate in self.session.first if candidate not in tried]
@@ -575,7 +575,7 @@ class SearchRun:
     def _result(
         self, kernel: Any, best: Record, untuned: Record, comparison: Comparison | None, *, is_recalled: bool = False
     ) -> TuneResult:
-        """Return what was found, with all that is told about it."""
+        """Return the result with its report."""
         session, search = self.session, self.search
         return TuneResult(
             kernel=kernel,
@@ -644,7 +644,7 @@ def added(times: Mapping[Candidate | None, float], extra: Mapping[Candidate, flo
 
 
 def chosen_then(comparison: Comparison, amortize_over: float | None) -> Record | None:
-    """Return what a search returned, or would have for that many calls; None for the untuned kernel."""
+    """Return the result of a search, or its result for that many calls; None for the untuned kernel."""
     if comparison.amortize_over == amortize_over:
         return comparison.best
     costs: dict[Candidate | None, float] = {r.candidate: full_cost(r, amortize_over) for r in comparison.records}

@@ -46,7 +46,7 @@ class Candidate:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What candidates are sorted by where their times tie."""
+        """The order of candidates whose times are equal."""
         values = self.choices.as_dict().values()
         return (str(self.format or ""), *(map(repr, values) if isinstance(self.choices, Config) else values))
 
@@ -110,12 +110,12 @@ class Space:
         return self._known[format]
 
     def usual(self, format: Format | None) -> Candidate | None:
-        """Return what an untuned kernel over a format does; None for a format that is unavailable."""
+        """Return the candidate of an untuned kernel over a format; None for an unavailable format."""
         values = self.values(format) if format in self.formats else None
         return None if values is None else Candidate(self._start(format, values), format)
 
     def _start(self, format: Format | None, values: Values) -> Choices | Config:
-        """Return what the candidates of a format begin with."""
+        """Return the first choices for a format."""
         return start(values, self._usual(format) or self.base)
 
     def first(self) -> Iterator[Candidate]:

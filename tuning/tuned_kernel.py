@@ -43,7 +43,7 @@ from sparsetir.utils.threads import get_num_threads
 # Tuned kernels: dispatch to the best known kernel for the arguments of a call.
 
 
-MOST_BOUND = 64  # sets of sizes for which a bound kernel keeps what it chose
+MOST_BOUND = 64  # sets of sizes for which a bound kernel keeps its choices
 Sizes = Mapping[str, int]
 
 
@@ -146,7 +146,7 @@ class TunedKernel(Saved):
         self.is_for_patterns = any(v.pattern is not None for v in self.variants)
         self.watch = NonFiniteGuard(plain.signature)
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     @property
     def func(self) -> tirx.PrimFunc:
@@ -364,7 +364,7 @@ def _index_names(signature: Signature) -> set[str]:
 
 
 def circumstances(kernel: Kernel | SparseOutputKernel, template: Template | None = None) -> dict[str, Any]:
-    """Return what a record's key says of everything but the arguments."""
+    """Return the fields of a record's key that do not depend on the arguments."""
     texts = [script(kernel.func), *([template.text] if template is not None else [])]
     written = kernel.signature.effects.written
     return {
@@ -453,7 +453,7 @@ def agrees(key: Key, about: dict[str, Any]) -> bool:
 
 
 def _arguments(key: Key) -> tuple[Any, ...]:
-    """Return what tells calls apart."""
+    """Return the identity of a call."""
     return key.pattern, *sorted(key.sizes.items())
 
 

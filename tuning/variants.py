@@ -191,12 +191,12 @@ def uncompiled(target: Any, func: tirx.PrimFunc, covered: Collection[str]) -> Ke
 
 
 def usual_choices(kernel: Kernel, workload: PreparedCall) -> Choices:
-    """Return what a kernel does for the arguments of a workload where no schedule is asked for."""
+    """Return the choices of a kernel for the arguments of a workload if no schedule is requested."""
     return defaults.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(workload.args))
 
 
 def own_storage(signature: Signature, arrays: Mapping[str, np.ndarray]) -> ArgumentStorage:
-    """Return how the argument is stored as it came."""
+    """Return the storage of the argument in its own format."""
     sparse = [b for b in signature.buffers.values() if not b.is_dense]
     values = [arrays[n] for b in sparse if (n := str(b.storage.name)) in arrays]
     largest = max(values, key=lambda a: a.size, default=np.zeros(0, np.float32))
@@ -288,7 +288,7 @@ class PreparedCall:
                 array.fill(0)
 
     def fresh(self, call: Call) -> dict[str, np.ndarray]:
-        """Return what one call on a clean slate writes; the next run writes over it."""
+        """Return the results of one call on reset arrays; the next run overwrites them."""
         self.reset()
         call()
         return self.written

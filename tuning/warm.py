@@ -136,7 +136,7 @@ def tasks(ops: Sequence[str], dtypes: Sequence[str], feats: Sequence[int]) -> li
 
 
 def portfolio(values: Values, base: Choices, pieces: int = 0) -> list[Choices]:
-    """Return what is compiled of a format: changes to the code of the loops, fewer where a matrix is in pieces.
+    """Return the choices that are compiled for a format: those that change the code, fewer for a matrix in pieces.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def shelf_of(task: WarmTask) -> KernelCache:
 
 
 def there(task: WarmTask) -> WarmResult | None:
-    """Return what was made before."""
+    """Return the library that was compiled before."""
     entry = shelf_of(task).held(task.format)
     return WarmResult(task, len(entry.kernels), entry.path.stat().st_size) if entry is not None else None
 

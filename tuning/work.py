@@ -191,9 +191,9 @@ class Work:
         flops, points = sum(part.flops for part in parts), sum(part.points for part in parts)
         return cls(every, flops, points, main.entries, indices, main.inner, main.sums, main.is_sparse)
 
-    def of_kind(self, kind: str, *, stores: bool = False) -> list[IterationAccess]:
-        """Return the loads of a kind, or the stores."""
-        return [a for a in self.accesses if a.kind == kind and a.is_store == stores]
+    def of_kind(self, kind: str) -> list[IterationAccess]:
+        """Return the loads of a kind."""
+        return [a for a in self.accesses if a.kind == kind and not a.is_store]
 
     @property
     def gathered(self) -> IterationAccess | None:
@@ -216,7 +216,7 @@ class Work:
         return max((a.itemsize for a in self.results), default=4)
 
     def numbers(self, rates: CoreRates, padding: float, caches: tuple[int, int] | None = None) -> dict[str, float]:
-        """Return what a model sees of it, amounts on a logarithmic scale; the argument is stored with some padding.
+        """Return its features for a model, amounts on a logarithmic scale; the argument is stored with some padding.
 
         Parameters
         ----------

@@ -239,7 +239,7 @@ def collect(
     Raises
     ------
     ExecutorLostError
-        The executor is gone; the same command goes on.
+        The executor was lost; run the same command to continue.
     """
     seconds = None if seconds is None else as_seconds(seconds, "seconds")
     budget = None if budget is None else as_seconds(budget, "budget")

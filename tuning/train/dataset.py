@@ -176,7 +176,7 @@ def _job(sparse: Any, rng: np.random.Generator) -> Job | None:
 
 @dataclass(frozen=True, eq=False)
 class RecordedWorkload(WorkloadEncoding):
-    """What is the same for all points of a case, as the data set has it: the matrix is not there any more.
+    """The features that all points of a recorded case share; the matrix itself is no longer available.
 
     Parameters
     ----------
@@ -366,7 +366,7 @@ class Form:
     def function(self, choices: Choices) -> Callable[..., Any]:
         """Machine code; that of the whole pool is compiled by one call of the compiler when some is first asked for."""
         if not self.compiled:
-            with suppress(Exception):  # what does not compile says so by itself
+            with suppress(Exception):  # those that fail raise an error of their own later
                 compile_together((self.variant, each) for each in self.pool)
         if choices not in self.compiled:
             self.compiled[choices] = self.variant.compile(choices)
@@ -421,7 +421,7 @@ def pool_of(values: Values, base: Choices, threads: int, seed: int, is_own: bool
 
 
 def clock_of(threads: int) -> Callable[[], float]:
-    """Return what kernels of a number of threads are timed by."""
+    """Return the clock for kernels that run on a number of threads."""
     return time.thread_time if threads == 1 else time.perf_counter
 
 
@@ -536,7 +536,7 @@ class MeasuredCase:
     def _checked(
         self, format: Format | None, choices: Choices, conversion: float, form: Form, workload: PreparedCall
     ) -> Iterator[Point]:
-        """Yield a point whose kernel computes what it should."""
+        """Yield a point whose kernel has the right results."""
         try:
             call = workload.call(form.function(choices), form.variant.names)
             if self.reference.disagreement(workload.fresh(call)) is None:
@@ -596,7 +596,7 @@ class MeasuredCase:
 
 
 def header(target: Any) -> dict[str, Any]:
-    """Return what is said of every case that is compiled for a target."""
+    """Return the facts that every case compiled for a target records."""
     about = {"format": FORMAT, "sparsetir": __version__, "machine": machine_name(), "mcpu": mcpu_of(target)}
     return about | {"rates": measure_rates(target).as_dict()}
 

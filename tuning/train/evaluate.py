@@ -185,7 +185,7 @@ def by_part(found: Sequence[Ranking], by: str) -> list[list[str]]:
 
 
 def by_margin(found: Sequence[Ranking]) -> list[list[str]]:
-    """Return what comes of taking a model's first candidate, unmeasured, where it expects so much of it."""
+    """Return the effect of taking a model's first candidate unmeasured if its predicted gain exceeds a margin."""
     rows = [["taken if expected to be", "taken", "speedup over untuned", "slower than untuned", "slowest"]]
     for margin in MARGINS:
         actual = [r.actual if r.gain >= margin else 1.0 for r in found]

@@ -201,7 +201,7 @@ def cautious(found: Sequence[Ranking]) -> float:
 
 
 def lessons(text: str | None, path: Path) -> list[Recording]:
-    """Return what the model of ``MODEL@PROCESSOR`` expects of cases of a data set; nothing without a text."""
+    """Return the predictions of the model of ``MODEL@PROCESSOR`` for a data set; an empty list without a text."""
     if text is None:
         return []
     name, _, processor = text.rpartition("@")
@@ -223,7 +223,7 @@ def usable(cases: Sequence[Recording]) -> list[Recording]:
 
 
 def trainers(rounds: int) -> dict[str, Trainer]:
-    """Return what is compared: both objectives, less information, and no training.
+    """Return the trainers to compare: both objectives, fewer features, and no training.
 
     Without statistics, what follows for a candidate (padding, bytes, the roofline) still knows the matrix.
     """

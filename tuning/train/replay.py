@@ -46,7 +46,7 @@ class Recorded(Space):
         super().__init__(formats, self._open, Config() if isinstance(self.listed[0].choices, Config) else first)
 
     def _texts(self, candidate: Candidate) -> list[str]:
-        """Return what a candidate is compared by; formats may have unlike numbers of knobs."""
+        """Return the sort key of a candidate; formats may have different numbers of knobs."""
         texts = [str(part) for part in candidate.key]
         return [*texts, *[""] * (self.width - len(texts))]
 
@@ -153,7 +153,7 @@ def stopped(case: Recording, seed: int, until: float, prior: Model | None = None
 
 
 def stops(cases: Sequence[Recording], thresholds: Sequence[float], seeds: int, prior: Priors) -> list[list[str]]:
-    """Return what searches come to that end by themselves, for some thresholds, as the cells of a table."""
+    """Return the outcome of searches that end by themselves, for some thresholds, as the cells of a table."""
     rows = [["ends when better is as unlikely as", "trials, of all", "missed more than 3 %", "regret", "worst"]]
     for until in thresholds:
         runs = [(case, stopped(case, seed, until, prior(case))) for case in cases for seed in range(seeds)]

@@ -34,7 +34,7 @@ from sparsetir.utils.threads import get_num_threads
 
 # Workers of a search: processes, which may crash or hang without harm to the caller, or this one.
 #
-# A process whose parent is gone ends by itself.
+# A process whose parent has ended ends by itself.
 
 
 WORKERS = max(1, min(4, CORES))
@@ -54,7 +54,7 @@ except BaseException as error:
 serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
-LAST_SECONDS = 5.0  # of a worker whose parent is gone, to put machine code on disk
+LAST_SECONDS = 5.0  # of a worker whose parent has ended, to put machine code on disk
 WATCH_SECONDS = 1.0  # between looks at whether the parent is there
 BEGINNINGS = 3  # times that a worker which dies before it can work is started again
 PATIENT = 6.0  # times as long for a conversion, or for a worker to begin
@@ -347,7 +347,7 @@ def how_it_ended(code: int) -> str:
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Answer the jobs that come over a socket until its other end is closed, or the process `parent` is gone."""
+    """Answer the jobs that come over a socket until its other end is closed, or the process `parent` ends."""
     threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     connection: Connection[Any, Any] = Connection(descriptor)
     served = Served()
@@ -419,7 +419,7 @@ def evaluator_of(payload: bytes) -> Evaluator:
 # Where candidates run: in worker processes, which may crash or hang without harm to the caller, or in this one.
 #
 # The workers of a pool compile side by side and measure one at a time, while the others wait. They outlive a search,
-# so that the next one finds TVM warm; a worker whose parent is gone ends by itself.
+# so that the next one finds TVM warm; a worker whose parent has ended ends by itself.
 
 
 MOST_BYTES = 1 << 30  # of arguments that are copied to workers
@@ -640,7 +640,7 @@ def can_send(inputs: Mapping[str, Any]) -> bool:
 
 
 def packed(evaluator: Evaluator) -> bytes | None:
-    """Return what an evaluator is made of; None if it cannot be sent to a worker, or is very large."""
+    """Return the serialized parts of an evaluator; None if it cannot be sent to a worker or is very large."""
     if not can_send(evaluator.inputs):
         return None
     if sum(array.nbytes for array in evaluator.workload.arrays.values()) > MOST_BYTES:

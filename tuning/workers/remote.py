@@ -210,7 +210,7 @@ def described(desk: EvaluatorWorker) -> None:
 
 
 def place_of(evaluator: Evaluator, _: None) -> MeasurementPlace:
-    """Return what records say of where an evaluator runs."""
+    """Return the place where an evaluator runs, for records."""
     about = circumstances(evaluator.kernel, evaluator.template)
     return MeasurementPlace(**{name: about[name] for name in ("machine", "threads", "target", "versions")})
 
@@ -335,7 +335,7 @@ def _desk(order: JobRequest) -> Iterator[EvaluatorWorker | None]:
 
 
 def _read(path: str, token: str) -> bytes | None:
-    """Return a file, if it is there and holds what it should: a name in a common folder may be anybody's."""
+    """Return a file if it exists with the expected contents: anybody may write to a common folder."""
     try:
         payload = Path(path).read_bytes()
     except (OSError, ValueError):
@@ -392,8 +392,8 @@ def _lock_file() -> int:
 # Candidates measured by the workers of an executor, on this machine or others: what a `ProcessMeasurer` is for local
 # processes.
 #
-# Compilations go on side by side, and so do measurements on different machines. Each trial is told as soon as those
-# asked for before it are; when the executor is gone, what was measured until then still counts.
+# Compilations run side by side, and so do measurements on different machines. A trial is reported as soon as those that
+# were requested before it are; if the executor is lost, the measurements until then still count.
 
 
 MACHINES = ("same", "each")
@@ -541,12 +541,12 @@ class ExecutorMeasurer(Measurer):
         return self._timed(None, answer)
 
     def measure(self, batch: Sequence[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
-        """Compile, check and time candidates; each is told when all before it are.
+        """Compile, check and time candidates; each is reported when all before it are.
 
         Raises
         ------
         ExecutorLostError
-            The executor is gone. What was measured is told before.
+            The executor was lost. Measurements are reported before.
         """
         measurements: dict[Candidate, Measurement] = {}
         waiting = deque(batch)
@@ -576,7 +576,7 @@ class ExecutorMeasurer(Measurer):
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
         """Return seconds of candidates and, at None, of the untuned kernel, in turn on the main machine.
 
-        Where the executor is gone, they are compared in this process, or as fast as they were.
+        If the executor was lost, they are compared in this process, or by their earlier times.
         """
         try:
             for _ in range(MOST_SLOTS):
@@ -667,7 +667,7 @@ class ExecutorMeasurer(Measurer):
 
 
 def taken(future: Future[JobResult]) -> JobResult:
-    """Return what a worker said."""
+    """Return the answer of a worker."""
     try:
         answer = future.result()
         if isinstance(answer, JobResult):
@@ -682,12 +682,12 @@ def taken(future: Future[JobResult]) -> JobResult:
 
 
 def lost(why: str) -> str:
-    """Return what to do where an executor is gone."""
+    """Return the message for a lost executor."""
     return f"the executor measures no more candidates: {why}; go on with a new executor and the same database"
 
 
 def sendable(evaluator: Evaluator) -> bytes:
-    """Return what an evaluator is made of, for workers.
+    """Return the serialized parts of an evaluator, for workers.
 
     Raises
     ------
@@ -711,7 +711,7 @@ def spooled(payload: bytes) -> str:
 
 
 def slots_of(executor: Any) -> int:
-    """Return how many candidates to ask an executor for at a time: as many as it has workers, where it says so."""
+    """Return how many candidates to submit to an executor at a time: its number of workers, if it tells."""
     counts: list[Callable[[], Any]] = [
         lambda: executor._max_workers,  # those of concurrent.futures
         lambda: executor.num_workers,  # of mpi4py
@@ -724,7 +724,7 @@ def slots_of(executor: Any) -> int:
 
 
 def check_executor(executor: Any, machines: str) -> None:
-    """Raise unless an executor and what it may consist of are what they should be."""
+    """Raise unless an executor and its options are valid."""
     if not isinstance(machines, str) or machines not in MACHINES:
         raise ArgumentError(f"machines is 'same' or 'each', found {shown(machines)}")
     if executor is None and machines != "same":

@@ -127,7 +127,7 @@ class RPCMeasurer(Measurer):
             if self._is_free(tracker):  # a request for a server that never comes would wait for ever
                 return tracker.request(self.name, session_timeout=limit, max_retry=2)
             why = "has no free server"
-        except Exception as error:  # the tracker is gone
+        except Exception as error:  # the tracker cannot be reached
             why = f"({reason(error)}) gives no server"
         hint = f"begin one by python -m tvm.exec.rpc_server --tracker {where} --key {self.name}"
         self.gone = ExecutorLostError(f"the RPC tracker at {where} {why} {self.name!r}; {hint}")
@@ -224,7 +224,7 @@ class RPCMeasurer(Measurer):
         return replace(timing, usual=min(before, after), place=self.place)
 
     def _wrong(self, connection: Connection, candidate: Candidate | None) -> str | None:
-        """Return what is wrong with the results of one run on a clean slate."""
+        """Return the error in the results of one run on reset arrays, if any."""
         format = None if candidate is None else candidate.format
         tensors, workload = self._arguments(connection, format), self.evaluator.variants(format).workload
         workload.reset()
@@ -325,7 +325,7 @@ def plain(array: np.ndarray) -> np.ndarray:
 
 
 def like(found: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """Return what came from a server, with the dtype of an array."""
+    """Return an array from a server in the dtype of a local one."""
     return found.view(array.dtype) if found.dtype.itemsize == array.dtype.itemsize else found.astype(array.dtype)
 
 
