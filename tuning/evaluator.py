@@ -71,7 +71,7 @@ class Prepared:
 
 
 class Measurer(ABC):
-    """Whatever measures the candidates of a search, here or elsewhere; it knows the formats that were asked for.
+    """A measurer of the candidates of a search, here or elsewhere; it knows the formats that were requested.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Measurer(ABC):
     slots : int
         How many candidates are measured at a time; 0 where a batch may be as large as a search likes.
     gone : Exception, optional
-        What ended all measuring.
+        The error that ended all measuring.
     usual : float, optional
         Seconds of the untuned kernel, at whose pace times are reported; None for as long as it will take.
     """

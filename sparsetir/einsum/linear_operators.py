@@ -198,7 +198,7 @@ class _Operator(linalg.LinearOperator):
         return np.result_type(x.dtype, self.dtype)
 
     def _others(self, text: str, *, with_own: bool) -> Convert:
-        """Return a function that converts: to products over the own format, if wanted, and to what pays."""
+        """Return a function that converts: to the tensor's own format, if requested, and to formats that pay."""
         is_transposed, has_own = text[3] == "i", not with_own
 
         def convert(x: Any, expected_calls: int) -> tuple[list[Callable[[Any], Any]], bool]:

@@ -679,7 +679,7 @@ def combine(ufunc: np.ufunc, left: Any, right: Any) -> Any:
             _check_combined(ufunc, *(np.zeros(1, t.dtype) for t in sides))
             return _merged(ufunc, *sides)
         if dense:
-            with np.errstate(all="ignore"):  # of zeros that meet the array: what numpy warns of, if at all, are entries
+            with np.errstate(all="ignore"):  # for zeros that meet the array: only entries may warn
                 zeros = [np.zeros((), tensor.dtype) if is_sparse(v) else dense[0] for v in (left, right)]
                 result = np.array(np.broadcast_to(ufunc(*zeros), tensor.shape))
             array = np.broadcast_to(dense[0], tensor.shape)[tensor.coords]

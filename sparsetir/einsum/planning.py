@@ -419,7 +419,7 @@ def _step(
 LARGE = 1_000_000  # expected products above which they are counted
 SAMPLED = 32  # rows
 MOST = 50_000  # their products
-STEPS = 2  # in which a number doubles: an expression is made once for all operands that are as alike
+STEPS = 2  # in which a number doubles: operands whose numbers round to the same step share an expression
 
 Join = tuple[int, int]
 

@@ -427,7 +427,7 @@ def _product_outside(A: Any, B: Any, *, has_options: bool) -> Any:
 
 
 def _as_operand(value: Any, other: Any, name: str) -> Any:
-    """Return what a sparse matrix is multiplied by: lists and the tables of other libraries as arrays."""
+    """Return the other factor of a sparse matrix: lists and the tables of other libraries as arrays."""
     if isinstance(value, np.ndarray) or is_torch(value) or is_sparse(value) or not is_sparse(other):
         return value
     return array_of_numbers(value, name)

@@ -348,7 +348,7 @@ def _chosen(program: DenseProgram, name: str, fmt: Any) -> Format:
     return format_of(fmt).resolve(len(buffer.shape), "int32")
 
 
-# ------------------------------------------------------------------ what may be done
+# ------------------------------------------------------------------ legality
 
 
 def vanishes(value: ast.expr, buffer: str) -> bool:

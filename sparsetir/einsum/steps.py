@@ -79,7 +79,7 @@ class DenseStep(EvaluationStep):
         """Sum products of floats in numpy's order only where the order cannot decide about infinities and NaN."""
         dims = {(c, n) for a, t in zip(arrays, self.letters, strict=True) for c, n in zip(t, a.shape, strict=True)}
         extents = dict(dims)
-        if len(dims) == len(extents) and 0 in extents.values():  # numpy reads an element of what has none
+        if len(dims) == len(extents) and 0 in extents.values():  # numpy reads an element of empty arrays
             return np.zeros([extents[c] for c in self.output], np.result_type(*arrays))
         factored = {other for at in self._summed_alone for other in range(len(arrays)) if other != at}
         factored = set(range(len(arrays))) if len(arrays) > 2 else factored
@@ -265,15 +265,15 @@ class KernelStep(EvaluationStep):
             return values
         return [self.tree(at, value) for at, value in enumerate(values)]
 
-    def finished(self, found: Any, values: Sequence[Any]) -> Any:
-        """Convert what the kernel returned to the result of the step."""
+    def finished(self, returned: Any, values: Sequence[Any]) -> Any:
+        """Convert the result of the kernel to that of the step."""
         at = self.nest.pattern
         if at is None:
-            return found if self.nest.output else found[0]
+            return returned if self.nest.output else returned[0]
         layout = self.layouts[at]
         if layout is None or not layout.held:
-            return found
-        array = as_numpy(found, "the result")[0]
+            return returned
+        array = as_numpy(returned, "the result")[0]
         return self._first_levels(values[at], array) if self.is_prefix else values[at].with_values([array])
 
     def _first_levels(self, tensor: SparseTensor, values: Any) -> CooTensor:

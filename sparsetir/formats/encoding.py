@@ -591,7 +591,7 @@ def _extent(level: LevelText, extent: int) -> int:
     return level.block if level.part == "mod" else extent
 
 
-# Formats out of what they print.
+# Formats from their printed form.
 
 
 def parse_format(text: str) -> Format:

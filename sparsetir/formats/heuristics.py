@@ -138,7 +138,7 @@ EMPTY = 0.25  # fraction of empty rows from which on the others are listed
 LEFT_OUT = (CSR, CSC, COO, CSF, Ragged)
 EARLY = (BSR, SELL, RowGroups, ELL, DIA, HDIA)  # have loops that others cannot have
 LATE = (Band, DiaRest, ColumnRanges, RowRanges, Hyb)  # are compiled or converted long
-NARROW = (NarrowCSR, NarrowSELL)  # read less from memory: not what dense rows are, nor what caches hold
+NARROW = (NarrowCSR, NarrowSELL)  # read less index data from memory, which matters neither for dense rows nor in caches
 VECTORS = (HDIA,)  # have loops for vectors
 ENTRY = 8  # bytes of a value and a column
 
@@ -153,7 +153,7 @@ MANY = 1 << 10  # entries of all rows: for fewer, a call takes longer than its l
 WIDTHS, NEAR, FAR = (16, 8), 1024, 8192  # rows of a slice, and of those that are sorted by length
 AS_FULL = 0.95  # how full wide slices must be, relative to narrow ones
 MUCH_FULLER = 1.1  # how full slices of rows from far away must be, relative to those of near ones
-HALF_FULL = 0.5  # slices, so that what is on no diagonal can be stored in some
+HALF_FULL = 0.5  # slices, so that entries off the diagonals can be stored in some
 # Rough seconds for each entry: converting it, and what a call saves for each number that is computed with it where no
 # call was timed (AMD Zen 3). `sparsetir bench formats` prints both for a matrix.
 CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
@@ -312,7 +312,7 @@ class Considered:
 
 
 def considered(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Considered]:
-    """Return the formats that the rules propose for a pattern, and what speaks against some of them.
+    """Return the formats that the rules propose for a pattern, with objections to some of them.
 
     Parameters
     ----------

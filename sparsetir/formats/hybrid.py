@@ -32,7 +32,7 @@ from sparsetir.interop.flat_arrays import CHUNK, index_dtype, take
 from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import check_memory
 
-# Formats of two parts: what is dense enough for a layout of its own, and the rest.
+# Formats of two parts: entries that are dense enough for a layout of their own, and the rest.
 
 
 # Of estimates:

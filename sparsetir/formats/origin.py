@@ -107,7 +107,7 @@ class Origin:
         return np.add.reduceat(values, np.flatnonzero(first)).astype(values.dtype, copy=False)
 
     def give_back(self, values: Array, *, source: Source | None = None) -> Any:
-        """Return an object of the source's class with a value for each entry; what was added up leaves zeros.
+        """Return an object of the source's class with a value for each entry; duplicates become zeros.
 
         Another `source` that lists the same entries makes the object of its own class and index arrays.
         """
@@ -225,7 +225,7 @@ def open_origin(value: Any, *, check: bool) -> Origin:
 
 
 def open_dense(value: Any) -> Origin:
-    """Open a dense array of any order: its entries are what is not zero.
+    """Open a dense array of any order: its entries are its nonzero elements.
 
     Raises
     ------

@@ -129,7 +129,7 @@ class SELL(SinglePieceFormat):
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """Where the rows and the entries of a matrix lie in slices: `rows` also names what fills the last slice up."""
+    """The places of the rows and the entries of a matrix in slices; `rows` includes the padding of the last slice."""
 
     order: Array
     rows: Array
@@ -144,7 +144,7 @@ def longest_first(lengths: Array, window: int) -> Array:
     m = len(lengths)
     window = min(window, max(m, 1))
     windows = -(-m // window)
-    keys = np.ones(windows * window, np.int64)  # what fills the last window up comes last
+    keys = np.ones(windows * window, np.int64)  # the padding of the last window comes last
     keys[:m] = -lengths
     order = np.argsort(keys.reshape(windows, window), axis=1, kind="stable")
     order += np.arange(windows)[:, None] * window

@@ -186,7 +186,7 @@ def within(piece: Packed, index: Array) -> Packed:
 @register("columns")
 @dataclass(frozen=True, repr=False)
 class ColumnRanges(Partition):
-    """`c` ranges of columns of equal width, so that what a range touches of a dense operand stays in cache.
+    """`c` ranges of columns of equal width, so that the part of a dense operand that a range reads stays in cache.
 
     Parameters
     ----------

@@ -314,7 +314,7 @@ def _columns(entries: Entries, groups: Array) -> tuple[Array, Array]:
 @register("reordered")
 @dataclass(frozen=True, repr=False)
 class Reordered(SinglePieceFormat):
-    """Every row with its number, neighbours using about the same columns: what one has gathered serves the next.
+    """Every row with its number, neighbours using about the same columns, so that gathered values are reused.
 
     The order is the reverse Cuthill-McKee order of the graph of the matrix, or where it is not square of the graph
     between its rows and its columns. Coordinates stay what they are: results need no permutation.

@@ -310,7 +310,7 @@ class SparseTensor(Operators):
 
     @classmethod
     def from_file(cls, path: str | Path, format: str | Format | None = None, **options: Any) -> SparseTensor:
-        """`from_any` of what `sparsetir.read` finds in a file (.mtx, .npz, .smtx, .tns)."""
+        """`from_any` of a file that `sparsetir.read` reads (.mtx, .npz, .smtx, .tns)."""
         return cls.from_any(as_path(path, "path"), format, **options)
 
     @classmethod
@@ -332,7 +332,7 @@ class SparseTensor(Operators):
         idtype: str | None = None,
         **parameters: Any,
     ) -> SparseTensor:
-        """Store what is not zero in a dense array of any order; `restore` makes a dense array again."""
+        """Store the nonzero elements of a dense array of any order; `restore` makes a dense array again."""
         return cls._store(open_dense(array), format, idtype, parameters)
 
     @classmethod

@@ -278,7 +278,7 @@ SUMMING = {
 
 @relax.expr_functor.mutator
 class _WideSums(relax.PyExprMutator):
-    """Computes in float32 what adds up or multiplies many numbers of 16 bits, as torch does."""
+    """Computes sums and products of many numbers of 16 bits in float32, as torch does."""
 
     def visit_call_(self, call: ir.Call) -> Any:
         call = self.visit_expr_post_order(call)
@@ -533,7 +533,7 @@ def _reduced_in_lanes(sch: s_tir.Schedule, block: Any, lead: int) -> Any:
 
 
 def _side_by_side(block: s_tir.SBlock, lead: int) -> str:
-    """Return what lies side by side in all operands of a reduction: elements of "rows", or of "columns", or nothing."""
+    """Return whether elements of "rows" or of "columns" are contiguous in all operands of a reduction; else ""."""
     names = [iv.var for iv in block.iter_vars]
     stores = collect(block.body, tirx.BufferStore)
     if len(stores) != 1 or not isinstance(stores[0].value, REDUCERS):
@@ -564,7 +564,7 @@ def _is_copy_of_rows(sch: s_tir.Schedule, block: Any, extents: list[Any]) -> boo
 
 
 def _loop_across(block: s_tir.SBlock) -> int | None:
-    """Return the loop along which a block reads what lies side by side, where it writes along the last one."""
+    """Return the loop along which a block reads contiguous elements, if it writes along the last one."""
     stores = collect(block.body, tirx.BufferStore)
     names = [iv.var for iv in block.iter_vars]
     if len(stores) != 1 or len(names) < 2 or not same(stores[0].indices[-1], names[-1]):

@@ -230,7 +230,7 @@ class IntegerProduct:
         return self.matrix.data, self.matrix.indptr, self.matrix.indices
 
     def columns(self, x: Any, emit: Emit, inner: Any = None) -> tuple[Any, int]:
-        """Return the dense operand in uint8, and what was added to it; `inner` is the operand where it is known."""
+        """Return the dense operand in uint8, and the shift that was added; `inner` is the operand if it is known."""
         shift, operand = 0, inner
         if operand is None:
             zero = dense.constant_of(self.input.zero, lambda _: None)
@@ -609,7 +609,7 @@ def timers(match: IntegerProduct, target: Any, densest: float = 1.0) -> tuple[di
 
 
 def _as_it_is(match: IntegerProduct, x: Any, emit: Emit) -> Any:
-    """Emit a product in float32, with numbers in place of what is known at run time."""
+    """Emit a product in float32, with numbers in place of parameters that are known at run time."""
     operand = match.input
     tensor = x if operand.shape is None else emit(operand.tensor(x))
     left = emit(relax.op.dequantize(tensor, operand.scale, operand.zero, axis=0))

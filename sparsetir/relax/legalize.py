@@ -506,7 +506,7 @@ def LowerSparse(
 
 
 def takes_modules(kind: type) -> type:
-    """Let a class of passes refuse what is no module: TVM's own error does not name the argument."""
+    """Let a class of passes refuse arguments that are no modules: TVM's own error does not name the argument."""
 
     def call(self: Any, mod: Any) -> Any:
         if not isinstance(mod, ir.IRModule):

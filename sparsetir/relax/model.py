@@ -637,7 +637,7 @@ class _EmptyFolder(relax.PyExprMutator):
         shape = constant.value.shape if isinstance(constant.value, tvm.runtime.Tensor) else ()
         if 0 not in shape:
             return constant
-        # TVM does not read back what it writes of such a constant.
+        # TVM cannot read back such a constant.
         empty = relax.op.builtin.alloc_tensor(relax.ShapeExpr(list(shape)), str(constant.value.dtype), 0)
         return self.builder_.emit(empty)
 

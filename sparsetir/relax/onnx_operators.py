@@ -311,7 +311,7 @@ def _of_output_shape(original: Any) -> Any:
 
 
 def _fault_of_resize(inputs: Any, attr: Any, params: Any) -> str | None:
-    """Find what TVM resizes in another way than ONNX."""
+    """Return why TVM resizes in another way than ONNX, if it does."""
     for name, usual in (("antialias", 0), ("exclude_outside", 0), ("keep_aspect_ratio_policy", "stretch")):
         if _text(attr.get(name, usual)) != str(usual):
             return f"has {name}={_text(attr[name])}"

@@ -177,7 +177,7 @@ class AccumulatorOptions:
 WORD = 64  # coordinates in a block
 BYTES = 8  # that are loaded together
 SPREAD = 0x9E3779B1  # an odd number that spreads neighbouring coordinates over a table
-DUMPS = 256  # elements that take what a mask lacks: so that neighbours rarely depend on each other
+DUMPS = 256  # elements that absorb entries outside of a mask; many, so that neighbours rarely depend on each other
 GATHER = 0x0102040810204080  # takes the lowest bits of eight bytes to the highest byte
 LANES = 16  # coordinates that are compared at a time
 

@@ -89,7 +89,7 @@ class MatrixParams:
         return self.level.sorted or self.level.unique
 
     def is_sound(self, value: Any, listed: np.ndarray | None = None) -> bool:
-        """Return whether the index arrays of a matrix are what the axis promises, in all rows or in those listed."""
+        """Return whether the index arrays of a matrix have the properties of its axis, in all or in the listed rows."""
         rows, columns = value.shape
         return is_sound(
             self.level,
@@ -177,7 +177,7 @@ class CompressedRows:
         return args if is_whole and (not checks_are_on() or self.are_sound(pairs, listing or {})) else None
 
     def are_sound(self, matched: list[tuple[MatrixParams, Any]], listing: Mapping[str, str]) -> bool:
-        """Return whether matrices are what their buffers promise."""
+        """Return whether matrices have the properties that their buffers declare."""
         if not listing:
             return are_sound(matched)
         later = [self.matrices[name] for name in listing]
@@ -189,7 +189,7 @@ class CompressedRows:
 
 
 def are_sound(pairs: list[tuple[MatrixParams, Any]]) -> bool:
-    """Return whether matrices are what their buffers promise; arrays that several of them share are validated once."""
+    """Return whether matrices have the properties that their buffers declare; shared arrays are validated once."""
     validated: list[tuple[MatrixParams, Any]] = []
     for matrix, value in sorted(pairs, key=lambda pair: not pair[0].need_sorted):
         if any(previous.implies(earlier, matrix, value) for previous, earlier in validated):

@@ -318,7 +318,7 @@ class Functions:
         params = [*self.common, split.chunks, split.ranges, first, indptr, capacity, count, *arrays]
         return tirx.PrimFunc(params, body)
 
-    # ------------------------------------------------------------------ what they share
+    # ------------------------------------------------------------------ shared parts
 
     def split(self) -> RowPartition:
         """Return the parameters of the row partition."""

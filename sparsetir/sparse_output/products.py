@@ -387,7 +387,7 @@ def multiply(A: Any, B: Any) -> Any:
 
 
 def maximum(A: Any, B: Any) -> Any:
-    """Compute the elementwise maximum of two sparse matrices, on all threads; what is not stored counts as zero.
+    """Compute the elementwise maximum of two sparse matrices, on all threads; entries that are not stored are zero.
 
     Parameters
     ----------
@@ -645,7 +645,7 @@ def _rows(value: Any, name: str, function: str) -> Any:
         raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {interop.advice_for_matrix(value)}")
     if interop.is_torch(value):
         interop.check_detached(value, name, function)
-    elif not interop.holds_numbers(value):  # scipy cannot convert what is no number to rows
+    elif not interop.holds_numbers(value):  # scipy cannot convert objects that are no numbers to rows
         raise _refused(function, _dtype_name(value))
     return compressed_rows(value, name)
 

@@ -54,7 +54,7 @@ def least_of(threshold: Any, dtype: str) -> Any:
 # Row orders in which a computed pattern is determined: which rows are computed, and in what order.
 
 
-HASHES = 3  # rows are alike where the least columns, as so many hash functions order them, are the same
+HASHES = 3  # rows count as similar if their least columns, in the orders of so many hash functions, are equal
 SPREAD = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
 
 

@@ -108,7 +108,7 @@ def fetched(loop: tirx.For, lowered: tirx.For, is_operand: Callable[[Var], bool]
 
 
 def fetches(loop: tirx.For, is_operand: Callable[[Var], bool], *, rows: bool = True) -> list[tirx.Stmt]:
-    """Return prefetches of what later iterations of a loop gather; without `rows` only of the row pointers."""
+    """Return prefetches of the rows that later iterations of a loop gather; without `rows` only of the row pointers."""
     inner = [f.loop_var for f in collect(loop.body, tirx.For)]
     loads_ahead = [x for x in gathers(loop.body, loop.loop_var) if is_operand(x.source)] if inner else []
     loads = {x.source: x for x in loads_ahead if not any(collect(i, ir.Call) for i in x.indices)}  # searches are costly
@@ -338,7 +338,7 @@ def entered_by(
 
 
 def _per_step(stmt: tirx.Stmt, rows: RowLoop) -> int | None:
-    """Return the number of a statement's scatters if it is constant; None for loops and what is around them."""
+    """Return the number of a statement's scatters if it is constant; None for loops and what contains them."""
     if isinstance(stmt, tirx.BufferStore):
         return int(rows.scatter_of(stmt) is not None)
     if isinstance(stmt, tirx.SeqStmt):

@@ -47,7 +47,7 @@ class TopSelection:
         self.step = Var("step", ir.PrimType(LONG))
 
     def stmts(self) -> list[tirx.Stmt]:
-        """Emit the selection from the entries of the row, and count what is left."""
+        """Emit the selection from the entries of the row, and count the entries that are left."""
         cells = alloc(self.kept, self.ties, self.node, self.child, self.taken)
         if self.out.values[0].ty.dtype != self.heap.ty.dtype:
             return [*cells, *self.in_heap()]

@@ -167,7 +167,7 @@ _ALONG_ROWS = torch.ops.sparsetir.along_rows
 
 
 def _warn(names: list[str]) -> None:
-    """Name what is left to torch, when a function is compiled for the first time."""
+    """Warn of operators that are left to torch, when a function is compiled for the first time."""
     compiled = importlib.import_module("torch._guards").CompileContext.current_compile_id()
     if not names or (compiled is not None and compiled.frame_compile_id):
         return

@@ -430,7 +430,7 @@ def attend(
 def mix(
     pattern: BlockPattern, q: Tensor, k: Tensor, v: Tensor, scale: float, *, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return what `attend` returns, whatever the values are; no size is zero."""
+    """Compute `attend` for any values; no size is zero."""
     if q.dtype is torch.bfloat16 and has_unit(native_target()):
         return _mix_halves(pattern, q, k, v, scale, keep=keep)
     blocked = {name: _in_blocks(t, pattern) for name, t in zip("KV", (k, v), strict=True)}
@@ -445,7 +445,7 @@ def mix(
 def _mix_halves(
     pattern: BlockPattern, q: Tensor, k: Tensor, v: Tensor, scale: float, *, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return what `mix` returns, by units that multiply bfloat16 numbers."""
+    """Compute `mix` with units that multiply bfloat16 numbers."""
     queries, keys, values = (_by_nodes(t, pattern, torch.bfloat16) for t in (q, k, v))
     orders = ((queries, (0, 2, 1, 3)), (keys, (2, 0, 3, 1)), (values, (2, 0, 1, 3)))
     blocked = {name: t.permute(order).contiguous() for name, (t, order) in zip("QKV", orders, strict=True)}
@@ -479,7 +479,7 @@ def gradients(
 def _gradients_halves(
     pattern: BlockPattern, p: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, *, of_columns: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return what `gradients` returns, by units that multiply bfloat16 numbers."""
+    """Compute `gradients` with units that multiply bfloat16 numbers."""
     queries, keys, values, given = (_by_nodes(t, pattern, torch.bfloat16) for t in (q, k, v, g))
     sizes = (q.shape[-1], v.shape[-1])
     by_rows = pattern.kernel("rows_halves", "bfloat16", *sizes)

@@ -152,7 +152,7 @@ class Graph(functions.GraphOrientations):
         activation: str | None = None,
         precision: str | None = None,
     ) -> Tensor:
-        """Reduce what the sources of each row have: ``y[i] = reduce_j weight[i, j] * x[j]``; 0 where there are none.
+        """Reduce values of the sources of each row: ``y[i] = reduce_j weight[i, j] * x[j]``; 0 where there are none.
 
         Parameters
         ----------
@@ -648,7 +648,7 @@ class Graph(functions.GraphOrientations):
     # ------------------------------------------------------------------ programs that torch traces
 
     def is_to_trace(self, tensor: Any) -> bool:
-        """Return whether torch compiles or exports what calls this; another thread may do so at any time."""
+        """Return whether torch compiles or exports the caller; another thread may do so at any time."""
         if torch.compiler.is_dynamo_compiling():
             return True
         return torch.compiler.is_compiling() and type(tensor) not in (Tensor, torch.nn.Parameter)
@@ -775,7 +775,7 @@ def _scaled(q: Any, scale: Any) -> tuple[Any, float | None]:
 
 
 def _dropping(rate: Any, training: bool, seed: Any) -> tuple[float, Tensor | None]:
-    """Return the probability of dropout, and the number that tells what is dropped; 0 and None where nothing is."""
+    """Return the probability of dropout and its seed; 0 and None where nothing is dropped."""
     if not is_real(rate) or not 0 <= rate <= 1:
         raise ArgumentError(f"dropout is a probability, from 0 to 1; found {shown(rate)}")
     if not as_flag(training, "training") or not rate:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of edge indices that were used before, by the memory of the indices or by what they hold."""
+"""Graphs of edge indices that were used before, by the memory of the indices or by their contents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsetir.utils.caches import Cache, ForkLock
 from torch import Tensor
 
 MAX_PLACES = 256  # index tensors that live and are known by their memory
-MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of what is kept for later passes; the last few are kept anyway
+MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of the structures that are kept for later passes; the last few are kept anyway
 # Edges times features of one layer that pay for a structure which is used in two layers and never again: above it, a
 # structure gains more than it costs, as `sparsetir bench structures` measures on the machine at hand.
 MIN_BUILD_WORK = 750_000
@@ -123,7 +123,7 @@ class _ThreadCache(threading.local):
 
 
 class GraphCache:
-    """The graphs of edge indices, by their memory or else by what they hold."""
+    """The graphs of edge indices, by their memory or else by their contents."""
 
     def __init__(self) -> None:
         self.by_place = Cache[tuple[Any, ...]](MAX_PLACES)

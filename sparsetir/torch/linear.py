@@ -322,7 +322,7 @@ class SparseLinear(nn.Module):
 
 
 def _is_trained(layer: nn.Module, name: str) -> bool:
-    """Return whether a tensor of a layer is trained, or what pruning or a parametrization makes it of."""
+    """Return whether a tensor of a layer is trained, or is made from a trained one by pruning or a parametrization."""
     heads = (f"parametrizations.{name}.", f"{name}_orig")
     return any(p.requires_grad for n, p in layer.named_parameters() if n == name or n.startswith(heads))
 

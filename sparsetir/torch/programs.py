@@ -319,7 +319,7 @@ def softmax_gradient(draft: EdgeDraft) -> None:
 
 
 def _of_edges(draft: EdgeDraft, edged: bool) -> tuple[str, str]:
-    """Return a key and a value, with what the edge adds to both."""
+    """Return a key and a value, with the features of the edge added to both."""
     k, v = draft.columns("KEYS", draft.all), draft.columns("V", draft.mixed)
     if not edged:
         return k, v
@@ -409,7 +409,7 @@ def additive(draft: EdgeDraft, slope: float, edged: bool, rate: float, keep: boo
         score = draft.in_place(p, "score")
         draft.spread("scores", edges, f"{score} = {value}")
         share = _softmax(draft, score, p, rate)
-    else:  # the score rises with what the source has
+    else:  # the score rises with the value of the source
         source = f'T.Cast("{draft.wide}", SOURCES[{", ".join(["j", *_lower(draft.heads)])}])'
         share = _softmax(draft, value, p, rate, source)
     draft.add("mix", ("I", "J", *draft.mixed), o, f"{share} * {v}")

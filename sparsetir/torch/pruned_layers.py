@@ -155,13 +155,13 @@ class PrunedWeight(nn.Module):
     # ------------------------------------------------------------------ saving
 
     def get_extra_state(self) -> Mapping[str, Any]:
-        """Return what is no tensor."""
+        """Return the state that is no tensor."""
         shape, dtype = self.matrix_shape, dtype_name(self.dtype)
         inputs = {"input_scale": self.input_scale, "input_zero": self.input_zero}
         return {"way": self.way, "shape": list(shape), **inputs, "dtype": dtype}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take what is no tensor; see `_load_from_state_dict`."""
+        """Take the state that is no tensor; see `_load_from_state_dict`."""
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
@@ -496,7 +496,7 @@ class Weight:
 
     @classmethod
     def from_dense(cls, weight: Tensor, way: str, input_scale: float = 1.0, input_zero: int = MIDDLE) -> Weight:
-        """Convert a matrix to what a way needs."""
+        """Convert a matrix to the storage of a way."""
         dtype, inputs = stored_dtype(way), (input_scale, input_zero)
         matrix, scales = weight.detach(), None
         if dtype is torch.int8:

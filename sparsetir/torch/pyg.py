@@ -34,7 +34,7 @@ INNER = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def is_usual(layer: Any, kind: Any, reductions: tuple[str, ...], edge_index: Any, *nodes: Any) -> bool:
-    """Return whether a layer is what torch_geometric made it, and its operands are plain floats and edges."""
+    """Return whether a layer of torch_geometric is unmodified, and its operands are plain floats and edges."""
     if torch.compiler.is_compiling() or type(layer) is not kind or layer.explain:
         return False
     if any(getattr(layer, name) for name in HOOKS) or not STEPS.isdisjoint(vars(layer)):

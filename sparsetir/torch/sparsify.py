@@ -479,7 +479,7 @@ def split_attention(layer: Any) -> PrunedAttention | None:
 
 
 def replace(model: nn.Module, replacements: Mapping[int, nn.Module]) -> nn.Module:
-    """Replace modules, given by their id, wherever the model has them; return the model or what replaces it."""
+    """Replace modules, given by their id, wherever the model has them; return the model or its replacement."""
     for module in list(model.modules()):
         for name, child in module._modules.items():  # named_children() leaves out what comes twice.
             if child is not None and id(child) in replacements:

@@ -181,7 +181,7 @@ class GraphRows:
         return compiled, arrays
 
     def _call(self, name: str, dtype: str, inner: Sizes, *options: Any) -> Callable[..., Any]:
-        """Return what calls a program: bound to this structure unless it is small and the calls are its first ones.
+        """Return a function that calls a program: bound to this structure, unless that is small and was rarely called.
 
         To bind a structure takes as long as several calls that validate a small one.
         """
@@ -400,7 +400,7 @@ def _is_sorted(rows: Array, columns: Array) -> bool:
     return bool(np.all((step > 0) | ((step == 0) & (columns[1:] >= columns[:-1]))))
 
 
-# ------------------------------------------------------------------ what users have
+# ------------------------------------------------------------------ structures of users
 
 
 def read(graph: Any, num_nodes: Any = None) -> Edges:

@@ -195,7 +195,7 @@ def _with_checked_entries(loops: _Rows, length: ir.Expr, order: str) -> tirx.Stm
 
 
 def _one_by_one(loops: _Rows, length: ir.Expr, order: str) -> tirx.Stmt:
-    """Return a loop that compares each entry with the one before it, then does what is done for it."""
+    """Return a loop that compares each entry with the one before it, then runs the statements for it."""
     loop, dtype = renewed(loops.entries), str(loops.indices.ty.dtype)
     before = tirx.decl_buffer((1,), dtype, name="before", layout=None)
     index = Var("index", ir.PrimType(dtype))

@@ -300,7 +300,7 @@ def _limited(extent: ir.Expr) -> ir.Expr:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.LimitScratch")
 def LimitScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Allocate at least nothing, and fail to allocate what has more than `MOST_ELEMENTS` elements."""
+    """Clamp negative sizes to zero, and let allocations of more than `MOST_ELEMENTS` elements fail."""
     limited: dict[Var, Var] = {}
     for node in collect(func.body, tirx.AllocBuffer):
         old = node.buffer

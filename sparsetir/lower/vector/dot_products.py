@@ -176,7 +176,7 @@ def bind(out: list[tirx.Stmt], name: str, value: Any, dtype: str | None = None) 
 
 
 def interleaved(out: list[tirx.Stmt], kind: str, rows: list[Var]) -> list[Var]:
-    """Append what interleaves rows of the dense operand, and return the vectors."""
+    """Append statements that interleave rows of the dense operand, and return the vectors."""
 
     def pair(width: int, a: Var, b: Var) -> list[Var]:
         calls = (tirx.call_extern(WORD, f"st_{half}{width}_{kind}", a, b) for half in ("lo", "hi"))
@@ -318,7 +318,7 @@ class _DotEmitter:
     def __init__(self, nest: DotNest, *, adds: bool) -> None:
         self.adds = adds
         self.nest, self.kind, self.group = nest, nest.kind, nest.group
-        self.terms, self.order = self.group, "order"  # terms of one instruction, and what puts sums in order
+        self.terms, self.order = self.group, "order"  # terms of one instruction, and the permutation that orders sums
         self.inner = nest.reduced[-1]
         self.is_ragged = not isinstance(self.inner.extent, tirx.IntImm)
         self.acc = f"float32x{LANES}" if self.kind == "bf16" else WORD
@@ -445,7 +445,7 @@ class _DotEmitter:
         return seq(*out)
 
     def spread(self, out: list[tirx.Stmt], loaded: list[Var]) -> list[Var]:
-        """Append what makes the operands of instructions of the loaded rows, and return them."""
+        """Append statements that form the operands of instructions from the loaded rows, and return these operands."""
         return interleaved(out, self.kind, loaded)
 
     def word(self, nest: DotNest, row: dict[Var, Any], at: Any, terms: Any) -> Any:

@@ -275,7 +275,7 @@ class _TileEmitter:
         return has_all and is_row and not mentions(others, [lp.loop_var])
 
     def _terms_exist(self) -> bool:
-        """Return whether entries of terms that a guard leaves out exist: the guard reads what lies beside them."""
+        """Return whether entries of terms that a guard leaves out exist: the guard reads arrays beside them."""
         place, extent = self.nest.a.indices[0], self.nest.a.source.ty.shape[0]
         return all(
             any(same(x.indices[0], place) and same(x.source.ty.shape[0], extent) for x in collect(g, ir.TensorLoad))
@@ -530,7 +530,9 @@ class _TileEmitter:
             conditions += [substitute(g, values) for g in self.nest.row_guards]
         clear = self.put(f"clear{self.run}", target)
         body: tirx.Stmt = copy
-        for condition in reversed(conditions):  # in turn: what a later one reads may exist only under the first ones
+        for condition in reversed(
+            conditions
+        ):  # in turn: the reads of a later one may be in bounds only under the first ones
             body = tirx.IfThenElse(condition, body, clear)
         return serial(r, self.number(tiles.ROWS), serial(n, self.number(self.depth // self.run), body))
 

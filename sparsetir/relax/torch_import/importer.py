@@ -206,7 +206,7 @@ def _constants(leaves: Sequence[Any]) -> dict[int, Any]:
 
 
 def _as_text(spec: Any) -> str:
-    """Return a pytree as text, with tuples for what functions of torch such as `torch.max` return."""
+    """Return a pytree as text, with tuples for the named tuples that functions of torch such as `torch.max` return."""
     spec = _pytree().tree_structure(_with_tuples(spec.unflatten(list(range(spec.num_leaves)))))
     try:
         return _pytree().treespec_dumps(spec)

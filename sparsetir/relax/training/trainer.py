@@ -215,7 +215,7 @@ class TrainStep:
         try:
             with np.load(path) as file:
                 arrays = {name: file[name] for name in file.files}
-        except Exception as error:  # numpy and zipfile raise what they come upon, whatever it is
+        except Exception as error:  # numpy and zipfile raise errors of many classes
             raise FileFormatError(f"{path.name} is no state of training: {error}") from error
         parts = {kind: _named(arrays, kind) for kind in ("param", "state")}
         missing = {*self._params} - {*parts["param"]} or {*self._slots, "count", "lr"} - {*parts["state"]}
