@@ -52,8 +52,7 @@ from sparsetir.tuning.records import Database, Key, Record, fingerprint
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Candidate, Space, Values
-from sparsetir.tuning.tuned_kernel import agrees, circumstances, unfinished, warn_of_no_records
-from sparsetir.utils.arguments import as_path
+from sparsetir.tuning.tuned_kernel import agrees, circumstances, existing_database, unfinished, warn_of_no_records
 from sparsetir.utils.caches import cached_property
 
 VALUES: Values = {
@@ -378,17 +377,14 @@ def recorded_accumulators(program: Any, target: Any, path: str | Path) -> Sparse
 
     Without one that ended, the best trial of the last that did not, if it is clearly better; else the untuned kernel.
     """
-    path = as_path(path, "database", "the path of a file of records")
-    if not path.is_file():
-        raise ArgumentError(f"there is no database {path}: tune_sparse(..., database={str(path)!r}) makes one")
-    func = single(program)
-    kernel, records = assembled_kernel(func, target), Database(path)
+    records, func = existing_database(path), single(program)
+    kernel = assembled_kernel(func, target)
     about = circumstances(kernel)
     comparisons = [comparison for key, comparison in compared(records, about["program"]) if agrees(key, about)]
     choices = [comparison.chosen for comparison in comparisons if is_one(comparison.chosen)]
     choices = choices or [r.candidate for _, r in unfinished(records, about) if is_one(r.candidate)]
     if not choices and not any(agrees(key, about) for key, *_ in records.of_program(about["program"])):
-        warn_of_no_records(path, stacklevel=4)
+        warn_of_no_records(records.path)
     if not choices or choices[-1] is None:
         return kernel
     return assembled_kernel(func, target, AccumulatorOptions(accumulators=accumulators(choices[-1])))

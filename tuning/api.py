@@ -375,7 +375,7 @@ class Autotuned:
     def _measured(self, arguments: dict[str, Any]) -> TuneResult:
         formats = list(dict.fromkeys(c.format for c in self.candidates if c.format is not None))
         session = Session(self.func, arguments, self.target, formats)
-        session.search_in(Listed(self.candidates, session.space))
+        session.space = Listed(self.candidates, session.space)
         search, budget = session.search(0, "exhaustive"), Budget(len(self.candidates) + 1)
         with Progress(budget) as bar:
             run = SearchRun(session, search, budget, self.database, bar=bar)

@@ -63,7 +63,7 @@ from sparsetir.utils.caches import cached_property
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.workloads.inputs import dense_shapes
 
-ANNOUNCED = 1000  # calls: the result is not behind what is built for so many
+ANNOUNCED = 1000  # calls: the result is not slower than the kernel that is built for so many
 
 
 class Session:
@@ -226,10 +226,6 @@ class Session:
         pattern = fingerprint(self.kernel.signature.program, self.workload.arrays)
         return Key(pattern=pattern, sizes=self.sizes, **circumstances(self.kernel, self.template))
 
-    def search_in(self, space: Space) -> None:
-        """Search in another space from now on."""
-        self.space = space
-
     def search(
         self, seed: int, strategy: str = "evolution", *, informed: bool = True, records: Database | None = None
     ) -> Search:
@@ -285,7 +281,7 @@ class Session:
         return stored.seconds if stored is not None else 0.0
 
     def close(self) -> None:
-        """Let the worker processes go."""
+        """End the worker processes."""
         self.pool.close()
 
     def may_have(self, candidate: Candidate | None) -> bool:
@@ -335,8 +331,7 @@ class Session:
             return {}
         bound = kernel.bind(**{n: v for n, v in self.evaluator.inputs.items() if n == self.evaluator.name})
         dense_inputs = {n: v for n, v in self.evaluator.inputs.items() if n != self.evaluator.name}
-        calls: dict[str | None, Call] = {None: lambda: bound(**dense_inputs)}
-        calls.update(peers)
+        calls: dict[str | None, Call] = {None: lambda: bound(**dense_inputs), **peers}
         times = duel({name: partial(typical, call) for name, call in calls.items()})
         pace = 1.0 if seconds is None else seconds / times[None]
         return {name: times[name] * pace for name in peers}
@@ -356,12 +351,12 @@ class Session:
         if not self.pool.is_here:
             there = self.pool.compare(list(kernels))
             return judged({name: np.array([seconds]) for name, seconds in there.items()}, incumbents, extra)
-        calls: dict[Candidate | None, Call] = {None: self.evaluator.untuned}
-        calls.update({candidate: self.watched(call, kernels[candidate]) for candidate, call in checked.items()})
+        watched = {candidate: self.watched(call, kernels[candidate]) for candidate, call in checked.items()}
+        calls: dict[Candidate | None, Call] = {None: self.evaluator.untuned, **watched}
         return select_final({name: partial(typical, call) for name, call in calls.items()}, incumbents, extra)
 
     def watched(self, call: Callable[[], Any], kernel: Any) -> Callable[[], Any]:
-        """Return a call with the look at its operands or results that it costs where the format multiplies zeros."""
+        """Return a call with the check for NaN and infinities that it needs if the format multiplies zeros."""
         parts = getattr(kernel, "decomposition", None)
         name, inputs = self.evaluator.name, self.evaluator.inputs
         if self.assume_finite or parts is None or not parts.multiplies_zeros or name is None:
@@ -387,7 +382,7 @@ class Session:
 
 
 def shown(format: Format | None) -> str:
-    """Return a format in a report."""
+    """Return the name of a format in a report."""
     return OWN if format is None else repr(format)
 
 
@@ -448,18 +443,18 @@ class SearchRun:
             self.records.close()
 
     def begin(self) -> None:
-        """Read what is recorded and tell the search; then measure the kernels that the result must not be behind."""
+        """Tell the search about recorded trials; then measure the kernels that the result must not be slower than."""
         session, history = self.session, self.history
         for record in self._reusable():
             history.append(with_best(record, history))
             if record.fixed == session.fixed and not is_untuned(record):
                 self.search.tell(record.candidate, self.cost(record))
         log = self.loop.log
-        # What is measured now must be comparable with what was recorded.
+        # New measurements must be comparable with the recorded ones.
         session.pool.keep_pace(next((r.seconds for r in history if is_untuned(r)), None))
         if not any(is_untuned(record) for record in history):
             log.add(Candidate(), {}, session.pool.time(None))
-        # Whatever the strategy, the seconds or the records: the result must not be behind these.
+        # With any strategy, budget and records the result must not be slower than these.
         room = self.budget.trials - len(history) if self.budget.trials > 1 else 0
         for _ in self.loop.measured(self._untried(history)[:room]):
             pass
@@ -500,10 +495,10 @@ class SearchRun:
     # ------------------------------------------------------------------------------------------------ result
 
     def finish(self, *, most: int = FINALISTS) -> TuneResult:
-        """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it.
+        """Compare the fastest candidates once more, and confirm the winner in further runs.
 
-        What `sparsetir.build` makes with ``expected_calls=1000`` is in all comparisons, however slow it was when it was
-        tried: see `sparsetir.tuning.loop`. What they say is recorded, unless Ctrl-C ended the search.
+        All comparisons include the kernel of ``sparsetir.build(program, expected_calls=1000)``, even if its trial was
+        slow: see `sparsetir.tuning.loop`. The comparisons are recorded, unless Ctrl-C ended the search.
         """
         session = self.session
         tuned = [r for r in self.history if r.fixed == session.fixed and not is_untuned(r)]
@@ -623,9 +618,9 @@ def compared(
     tuned : sequence of Record
         The trials, but that of the untuned kernel.
     cost : callable
-        What is to be small.
+        The cost to minimize.
     most : int
-        How many are compared before one of them is to prove itself.
+        How many are compared before the winner is confirmed.
     """
     conversion_costs = {r.candidate: cost(r) - r.seconds for r in tuned if r.seconds is not None}
     sure = [c for c in (session.announced,) if c in conversion_costs]

@@ -400,38 +400,36 @@ def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, assume_
         `schedule` is something else.
     """
     if schedule is not None and not isinstance(schedule, Template):
-        schedule_name = type(schedule).__name__
-        raise ArgumentTypeError(
-            f"with a database the schedule is a template that was tuned, or none; found {schedule_name}"
-        )
-    path = as_path(path, "database", "the path of a file of records")
-    if not path.is_file():
-        raise ArgumentError(f"there is no database {path}: tune_sparse(..., database={str(path)!r}) makes one")
-    program = single(func)
+        fault = "with a database the schedule is a template that was tuned, or none"
+        raise ArgumentTypeError(f"{fault}; found {type(schedule).__name__}")
+    records, program = existing_database(path), single(func)
     plain: Kernel = make_kernel(program, target)
-    about, records = circumstances(plain, schedule), Database(path)
-    comparisons = {
-        _arguments(key): (key, schedule_name)
-        for key, schedule_name in compared(records, about["program"])
-        if agrees(key, about)
-    }
+    about = circumstances(plain, schedule)
+    agreeing = ((key, comparison) for key, comparison in compared(records, about["program"]) if agrees(key, about))
+    comparisons = {_arguments(key): (key, comparison) for key, comparison in agreeing}
     best: list[tuple[Key, dict[str, int], Record, Comparison | None]]
     best = [
-        (key, r.fixed, r, schedule_name)
-        for key, schedule_name in comparisons.values()
-        if (r := schedule_name.best) is not None
+        (key, r.fixed, r, comparison) for key, comparison in comparisons.values() if (r := comparison.best) is not None
     ]
     best += [(key, r.fixed, r, None) for key, r in unfinished(records, about) if _arguments(key) not in comparisons]
     if not comparisons and not best:
-        warn_of_no_records(path, stacklevel=4)
+        warn_of_no_records(records.path)
     variants = [_variant(program, target, schedule, *parts) for parts in reversed(best)]
     return TunedKernel(plain, variants, assume_finite=assume_finite)
 
 
-def warn_of_no_records(path: Path, *, stacklevel: int) -> None:
-    """Say that a database holds nothing for a kernel."""
+def existing_database(path: str | Path) -> Database:
+    """Return a database; raise where the file does not exist."""
+    path = as_path(path, "database", "the path of a file of records")
+    if not path.is_file():
+        raise ArgumentError(f"there is no database {path}: tune_sparse(..., database={str(path)!r}) makes one")
+    return Database(path)
+
+
+def warn_of_no_records(path: Path | None) -> None:
+    """Warn the caller of `build` that a database has no records of a kernel."""
     fields = "program, target, machine, number of threads and versions"
-    warnings.warn(f"{path} has no records of this {fields}: the kernel is untuned", stacklevel=stacklevel)
+    warnings.warn(f"{path} has no records of this {fields}: the kernel is untuned", stacklevel=4)
 
 
 def _variant(
@@ -477,6 +475,7 @@ __all__ = [
     "Variant",
     "agrees",
     "circumstances",
+    "existing_database",
     "recorded",
     "unfinished",
     "warn_of_no_records",

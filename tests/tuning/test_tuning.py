@@ -762,7 +762,8 @@ def test_an_interrupt_of_the_comparison_keeps_what_was_found(program: str, monke
     from sparsetir.tuning import accumulators
 
     seen: list[int] = []
-    where, name = (sessions, "compared") if program == "spmm" else (accumulators, "_compared")
+    where: Any
+    where, name = (sessions, "compared") if program == "spmm" else (accumulators.AccumulatorTuner, "compare")
     usual = getattr(where, name)
 
     def stops_once(*args: Any, **how: Any) -> Any:
