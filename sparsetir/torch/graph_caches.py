@@ -139,9 +139,7 @@ class GraphCache:
             return False
         if not MIN_USES or torch._C._are_functorch_transforms_active():
             return True
-        owner = index._base
-        if owner is None:
-            owner = index
+        owner = _owner(index)
         entry = self.counted.get(id(owner))
         if entry is not None and entry[0]() is owner and entry[1] == owner._version:
             count = entry[2]

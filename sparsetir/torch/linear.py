@@ -126,10 +126,7 @@ class SparseLinear(nn.Module):
         """
         if nn.parameter.is_lazy(layer.weight):
             raise ArgumentError("the layer has no weights yet: call the model once, which makes them")
-        for hook in layer._forward_pre_hooks.values():
-            if isinstance(hook, BasePruningMethod):
-                hook(layer, None)  # the weight is made in each pass, and an optimizer may have changed its origin
-        weight = layer.weight.detach()
+        weight = effective(layer)
         if mask is None:
             mask = weight != 0 if density is None else _largest(weight, density)
         options: dict[str, Any] = {"bias": layer.bias is not None, "dtype": weight.dtype, "precision": precision}
@@ -138,9 +135,8 @@ class SparseLinear(nn.Module):
             sparse.values.copy_(weight[sparse._rows(), sparse._columns()])
             if sparse.bias is not None:
                 sparse.bias.copy_(layer.bias)
-            sparse.values.requires_grad_(_is_trained(layer, "weight"))
-            if sparse.bias is not None:
                 sparse.bias.requires_grad_(_is_trained(layer, "bias"))
+            sparse.values.requires_grad_(_is_trained(layer, "weight"))
         return sparse.train(layer.training)
 
     def reset_parameters(self) -> None:
@@ -321,6 +317,14 @@ class SparseLinear(nn.Module):
         return f"{sizes}, density={self.density:.3g}, bias={self.bias is not None}{precision}"
 
 
+def effective(module: nn.Module, name: str = "weight") -> Tensor:
+    """Return a weight as a module computes with it, after pruning hooks and parametrizations."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, BasePruningMethod):
+            hook(module, None)  # Each pass computes the weight; an optimizer may have changed its origin.
+    return getattr(module, name).detach()
+
+
 def _is_trained(layer: nn.Module, name: str) -> bool:
     """Return whether a tensor of a layer is trained, or is made from a trained one by pruning or a parametrization."""
     heads = (f"parametrizations.{name}.", f"{name}_orig")
@@ -379,4 +383,4 @@ def _places(mask: Any, shape: tuple[int, int], *, is_sorted: bool = False) -> An
     return sp.csr_array((np.ones(keys.size, bool), graph.rows.indices, graph.rows.indptr), shape=shape)
 
 
-__all__ = ["SparseLinear", "check_share"]
+__all__ = ["SparseLinear", "check_share", "effective"]

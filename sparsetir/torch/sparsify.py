@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 from torch.nn import functional
 from torch.nn.utils import parametrize
-from torch.nn.utils.prune import BasePruningMethod
 
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.ir.halves import check_precision
-from sparsetir.torch.linear import SparseLinear, check_share
+from sparsetir.torch.linear import SparseLinear, check_share, effective
 from sparsetir.torch.pruned_layers import (
     CONVOLUTION_OPTIONS,
     IN_PARTS,
@@ -436,14 +435,6 @@ def _lowest(dtype: Any) -> torch.dtype | str | None:
 # ------------------------------------------------------------------ weights of layers
 
 
-def effective(module: nn.Module, name: str = "weight") -> Tensor:
-    """Return a weight as a module computes with it, after pruning hooks and parametrizations."""
-    for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, BasePruningMethod):
-            hook(module, None)  # Each pass computes the weight; an optimizer may have changed its origin.
-    return getattr(module, name).detach()
-
-
 def plain_class(module: nn.Module) -> type:
     """Return the class of a module without its parametrizations."""
     return parametrize.type_before_parametrizations(module)
@@ -793,7 +784,6 @@ __all__ = [
     "choose_layers",
     "choose_linear_layers",
     "decide",
-    "effective",
     "made",
     "options_of",
     "sparsify_",
