@@ -331,7 +331,8 @@ class Session:
             return {}
         bound = kernel.bind(**{n: v for n, v in self.evaluator.inputs.items() if n == self.evaluator.name})
         dense_inputs = {n: v for n, v in self.evaluator.inputs.items() if n != self.evaluator.name}
-        calls: dict[str | None, Call] = {None: lambda: bound(**dense_inputs), **peers}
+        calls: dict[str | None, Call] = {None: lambda: bound(**dense_inputs)}
+        calls.update(peers)
         times = duel({name: partial(typical, call) for name, call in calls.items()})
         pace = 1.0 if seconds is None else seconds / times[None]
         return {name: times[name] * pace for name in peers}
@@ -351,8 +352,8 @@ class Session:
         if not self.pool.is_here:
             there = self.pool.compare(list(kernels))
             return judged({name: np.array([seconds]) for name, seconds in there.items()}, incumbents, extra)
-        watched = {candidate: self.watched(call, kernels[candidate]) for candidate, call in checked.items()}
-        calls: dict[Candidate | None, Call] = {None: self.evaluator.untuned, **watched}
+        calls: dict[Candidate | None, Call] = {None: self.evaluator.untuned}
+        calls.update({candidate: self.watched(call, kernels[candidate]) for candidate, call in checked.items()})
         return select_final({name: partial(typical, call) for name, call in calls.items()}, incumbents, extra)
 
     def watched(self, call: Callable[[], Any], kernel: Any) -> Callable[[], Any]:
