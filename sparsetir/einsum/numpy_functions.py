@@ -216,8 +216,7 @@ def _taken(tensor: Any, indices: Any, axis: Any = None) -> Any:
 
 def _stacked(operands: Any, axis: Any = 0) -> Any:
     """``numpy.stack``."""
-    if not isinstance(operands, (list, tuple)) or not operands or not all(map(is_sparse, operands)):
-        raise ArgumentTypeError(f"operands: expected a list of sparse tensors, got {shown(operands)}. Pass [A, B].")
+    _check_operands("stack", operands)
     tensors = [as_tensor(value) for value in operands]
     if len({tensor.shape for tensor in tensors}) > 1:
         shapes = ", ".join(str(tensor.shape) for tensor in tensors)
@@ -629,7 +628,7 @@ def keeping(tensor: SparseTensor, axis: Axis, result: Any) -> np.ndarray:
 
 
 def vstack(operands: Sequence[Any]) -> Any:
-    """Stack sparse tensors along the first dimension.
+    """Stack sparse tensors along the first dimension; vectors are the rows of a matrix.
 
     Parameters
     ----------
@@ -655,11 +654,15 @@ def vstack(operands: Sequence[Any]) -> Any:
     >>> sparsetir.vstack([A, A[:1]]).toarray().tolist()
     [[0.0, 2.0], [3.0, 0.0], [0.0, 2.0]]
     """
-    return _joined("vstack", operands, 0)
+    _check_operands("vstack", operands)
+    rows = [like_class(v, as_tensor(v).reshape(1, *v.shape)) if len(v.shape) == 1 else v for v in operands]
+    return _joined("vstack", rows, 0)
 
 
 def hstack(operands: Sequence[Any]) -> Any:
-    """Stack sparse tensors along the second dimension; operands and result are as for `vstack`.
+    """Stack sparse tensors along the second dimension, vectors along their only one.
+
+    Operands and result are as for `vstack`, except that of vectors the result is a vector.
 
     Examples
     --------
@@ -668,7 +671,8 @@ def hstack(operands: Sequence[Any]) -> Any:
     >>> sparsetir.hstack([A, A]).toarray().tolist()
     [[0.0, 2.0, 0.0, 2.0], [3.0, 0.0, 3.0, 0.0]]
     """
-    return _joined("hstack", operands, 1)
+    _check_operands("hstack", operands)
+    return _joined("hstack", operands, min(len(operands[0].shape), 2) - 1)
 
 
 def _concatenated(operands: Sequence[Any], axis: Any) -> Any:
@@ -678,15 +682,7 @@ def _concatenated(operands: Sequence[Any], axis: Any) -> Any:
 
 
 def _joined(function: str, operands: Sequence[Any], axis: int) -> Any:
-    if not isinstance(operands, (list, tuple)):
-        kind = type(operands).__name__
-        raise ArgumentTypeError(f"operands: expected a list of sparse tensors, got {kind}. Pass [A, B].")
-    if not operands:
-        raise ArgumentError(f"operands: expected at least one sparse tensor, got an empty list. {function} needs one.")
-    for at, value in enumerate(operands):
-        if not is_sparse(value):
-            kind = type(value).__name__
-            raise ArgumentTypeError(f"operand {at}: expected a sparse tensor, got {kind}. Convert it first.")
+    _check_operands(function, operands)
     tensors = [as_tensor(v) for v in operands]
     shape = _joined_shape(function, [t.shape for t in tensors], axis)
     dtype = operators.joint_dtype(*tensors)
@@ -706,6 +702,18 @@ def _joined(function: str, operands: Sequence[Any], axis: int) -> Any:
     values = np.concatenate([t.values.astype(dtype) for t in tensors])
     result = SparseTensor.from_coo(coords, values, shape, idtype=idtype)
     return like_class(operands[0], result)
+
+
+def _check_operands(function: str, operands: Any) -> None:
+    if not isinstance(operands, (list, tuple)):
+        kind = type(operands).__name__
+        raise ArgumentTypeError(f"operands: expected a list of sparse tensors, got {kind}. Pass [A, B].")
+    if not operands:
+        raise ArgumentError(f"operands: expected at least one sparse tensor, got an empty list. {function} needs one.")
+    for at, value in enumerate(operands):
+        if not is_sparse(value):
+            kind = type(value).__name__
+            raise ArgumentTypeError(f"operand {at}: expected a sparse tensor, got {kind}. Convert it first.")
 
 
 def _joined_shape(function: str, shapes: list[tuple[int, ...]], axis: int) -> tuple[int, ...]:

@@ -727,6 +727,29 @@ def _compared_dense(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
 def sliced(tensor: SparseTensor, index: Any) -> Any:
     """Index a tensor: dimensions by an index, which removes them, or a slice; one by a list of indices or of bools."""
     asked = list(index) if isinstance(index, tuple) else [index]
+    result = _sliced_in_place(tensor, asked.copy())
+    if not isinstance(result, SparseTensor) or not _is_separated(asked):
+        return result
+    at = 0  # of the list's dimension, which comes first in numpy, too
+    for part in asked:
+        if part is Ellipsis:
+            at += tensor.ndim - sum(other is not None and other is not Ellipsis for other in asked)
+        elif part is None or isinstance(part, slice):
+            at += 1
+        elif not is_integer(part):
+            break
+    return transpose(result, [[at, *(d for d in range(result.ndim) if d != at)]])
+
+
+def _is_separated(asked: list[Any]) -> bool:
+    """Return whether slices or new dimensions lie between a list and an integer, which numpy takes for lists then."""
+    places = [n for n, at in enumerate(asked) if not (at is None or at is Ellipsis or isinstance(at, slice))]
+    has_list = any(not is_integer(asked[n]) for n in places)
+    return has_list and places[-1] - places[0] >= len(places)
+
+
+def _sliced_in_place(tensor: SparseTensor, asked: list[Any]) -> Any:
+    """Index a tensor, with the dimension of a list where the list is."""
     if any(at is None for at in asked):
         return _with_new_dimensions(tensor, asked)
     if (dots := sum(at is Ellipsis for at in asked)) > 1 or len(asked) - dots > tensor.ndim:
@@ -759,7 +782,7 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
 
 def _with_new_dimensions(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
     """Index a tensor, and put a dimension of extent 1 at each None."""
-    found = sliced(tensor, tuple(at for at in asked if at is not None))
+    found = _sliced_in_place(tensor, [at for at in asked if at is not None])
     if not isinstance(found, SparseTensor):
         found = SparseTensor.from_dense(np.asarray(found).reshape(1))
         return found.reshape((1,) * sum(at is None for at in asked))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import SparseTensor
@@ -238,7 +239,7 @@ REFUSED_LIKE_NUMPY = {
     "must lie in": lambda t: np.take(t, [99], axis=0),
     "two sparse matrices": lambda t: np.kron(t, np.eye(2)),
     "expected 2 axes": lambda t: np.moveaxis(t, [0, 1], [0]),
-    "list of sparse tensors": lambda t: np.stack([t, np.eye(4, 5)]),
+    "operand 1: expected a sparse tensor, got ndarray": lambda t: np.stack([t, np.eye(4, 5)]),
 }
 
 
@@ -255,3 +256,34 @@ def test_tensors_do_as_arrays_do(name: str) -> None:
 def test_refusals_of_functions_of_numpy(message: str) -> None:
     with pytest.raises(SparseTIRError, match=message):
         REFUSED_LIKE_NUMPY[message](SparseTensor.from_dense(np.eye(4, 5)))
+
+
+@pytest.mark.parametrize("function", [np.vstack, np.hstack])
+def test_vectors_are_stacked_as_by_numpy(function: Any) -> None:
+    u, v, M = np.array([1.0, 0, 2]), np.array([0, 3.0, 0]), np.eye(3)
+    mixed = [u, M] if function is np.vstack else [M, M]
+    for arrays in ([u, v], [v], mixed):
+        tensors = [sparsetir.SparseTensor.from_dense(array) for array in arrays]
+        np.testing.assert_array_equal(function(tensors).to_dense(), function(arrays))
+    lists = [sp.coo_array(u), sp.coo_array(v)]
+    np.testing.assert_array_equal(getattr(sparsetir, function.__name__)(lists).toarray(), function([u, v]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_indices_select_as_in_numpy(seed: int) -> None:
+    """An integer counts as a list where there is one: apart from it, the dimension of both comes first."""
+    rng = np.random.default_rng(seed)
+    choose = lambda *options: options[int(rng.integers(len(options)))]  # noqa: E731
+    for _ in range(60):
+        shape = tuple(map(int, rng.integers(1, 5, rng.integers(1, 5))))
+        dense = rng.integers(0, 3, shape).astype(float)
+        index: list[Any] = []
+        for extent in shape[: int(rng.integers(1, len(shape) + 1))]:
+            listed = [] if any(type(at) is list for at in index) else [rng.integers(0, extent, 2).tolist()]
+            index.append(choose(int(rng.integers(-extent, extent)), slice(None), slice(None, None, -1), *listed))
+        for extra in (None, Ellipsis):
+            if rng.integers(3) == 0:
+                index.insert(int(rng.integers(len(index) + 1)), extra)
+        selected = sparsetir.SparseTensor.from_dense(dense)[tuple(index)]
+        selected = selected.to_dense() if hasattr(selected, "to_dense") else selected
+        np.testing.assert_array_equal(selected, dense[tuple(index)], strict=True)
