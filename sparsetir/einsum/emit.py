@@ -391,7 +391,7 @@ class _ContractionWriter(ProgramWriter):
 
     def _match(self, buffer: str, handle: str, axes: list[str], *, is_sparse: bool = False) -> None:
         fill = self.nest.ring.fill
-        default = literal(fill, self.nest.dtype) if is_sparse and fill != 0 else ""
+        default = literal(fill, self.nest.dtype) if is_sparse and fill not in (0, None) else ""
         self.match(buffer, handle, axes or [self.one], self.nest.dtype, default)
 
     # -------------------------------------------------------------- the iteration

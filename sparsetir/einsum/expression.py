@@ -10,6 +10,7 @@ with a dense result and takes the operands as they are; the kernel validates wha
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ from sparsetir.einsum.subscripts import semiring
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.canonical import has_hypersparse, renumber
 from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
-from sparsetir.interop import is_torch, to_torch
+from sparsetir.interop import is_sparse, is_torch, to_torch
 from sparsetir.io.stores import is_open
 from sparsetir.ir.halves import check_precision
 from sparsetir.runtime.kernel import Kernel
@@ -67,7 +68,7 @@ def einsum(
     *operands: Any,
     reduce: str = "sum",
     combine: str = "mul",
-    fill: float = 0,
+    fill: float | None = 0,
     result: str = "auto",
     precision: str | None = None,
 ) -> Any:
@@ -86,9 +87,12 @@ def einsum(
         How the terms of one element of the result are reduced.
     combine : {"mul", "add", "max", "min", "and", "or"}
         How the elements of the operands are combined.
-    fill : number
+    fill : number or None
         The value of what sparse operands, and a sparse result, do not store. Where it changes no result (0 for sums of
-        products, -inf for the largest sum) loops iterate over stored entries only; else over all elements.
+        products, -inf for the largest sum) loops iterate over stored entries only; so they do for the largest and the
+        least product with 0, if all numbers are finite and one operand is sparse. Else they iterate over all elements.
+        None leaves elements that are not stored out, of one sparse operand: an element of the result to which no entry
+        leads is the identity of `reduce`.
     result : {"auto", "dense", "sparse"}
         By default sparse where the result has all letters of a sparse operand or, of more than one letter, only
         letters of sparse operands.
@@ -128,6 +132,10 @@ def einsum(
     >>> sparsetir.einsum("ij,j->i", A, np.array([1.0, 5.0]), reduce="max", combine="add", fill=-inf).tolist()
     [7.0, 4.0]
     """
+    if combine == "mul" and type(fill) in (int, float) and fill == 0 and isinstance(reduce, str) and reduce in EXTREMES:
+        extreme = _extreme_product(subscripts, operands, reduce, result)
+        if extreme is not None:
+            return extreme
     classified = classify(operands) if len(operands) < 3 else None  # the sizes of three decide their order
     if classified is None:
         return _evaluate(subscripts, operands, reduce, combine, fill, result, precision)
@@ -144,6 +152,53 @@ def einsum(
     if door is not None:
         doors[key] = door
     return value
+
+
+EXTREMES = {"max": np.maximum, "min": np.minimum}
+
+
+def _extreme_product(text: Any, operands: Sequence[Any], reduce: str, result: Any) -> Any:
+    """Return the largest or least products, of entries and of the zeros where not every element is stored.
+
+    None for operands of which a zero may meet another number than a finite one, and other results than dense arrays.
+    """
+    places = [at for at, value in enumerate(operands) if is_sparse(value) and not is_outside(value)]
+    if len(places) != 1 or result not in ("auto", "dense") or not isinstance(text, str):
+        return None
+    arrays = [value for value in operands if not is_sparse(value)]
+    if any(type(value) is not np.ndarray or value.dtype.kind not in "biuf" for value in arrays):
+        return None
+    value = operands[places[0]]
+    if not (sp.issparse(value) or isinstance(value, SparseTensor)) or value.dtype.kind not in "iuf":
+        return None
+    terms = notation.parse(text, tuple(len(operand.shape) for operand in operands))
+    term, shape = terms.inputs[places[0]], tuple(value.shape)
+    kept = "".join(c for c in term if c in terms.output)
+    is_wide = any(1 in operand.shape for operand in operands) or max(shape, default=0) >= MIN_HYPERSPARSE
+    is_empty = any(0 in operand.shape for operand in operands)
+    if len(set(term)) < len(term) or kept == term or len(kept) == len(terms.output) > 1 or is_wide or is_empty:
+        return None
+    tensor = SparseTensor.from_any(value)
+    if not all(np.isfinite(array).all() for array in (tensor.values, *arrays)):
+        return None
+    of_entries = einsum(text, *operands, reduce=reduce, fill=None, result="dense")
+    if tensor.nnz == math.prod(shape):
+        return of_entries
+    counts = _entry_counts(tensor, [term.index(c) for c in terms.output if c in kept])
+    is_full = counts == math.prod(shape) // max(counts.size, 1)
+    is_full = is_full.reshape([shape[term.index(c)] if c in kept else 1 for c in terms.output])
+    return np.where(is_full, of_entries, EXTREMES[reduce](of_entries, of_entries.dtype.type(0)))[()]
+
+
+def _entry_counts(tensor: SparseTensor, dims: list[int]) -> np.ndarray:
+    """Return the number of entries at each coordinate tuple of some dimensions, in row-major order."""
+    matrix = tensor.scipy_matrix if dims == [0] else None
+    if matrix is not None:
+        return np.diff(matrix.indptr)
+    flat, size = np.zeros(tensor.nnz, np.int64), 1
+    for d in dims:
+        flat, size = flat * tensor.shape[d] + tensor.coords[d], size * tensor.shape[d]
+    return np.bincount(flat, minlength=size)
 
 
 def _evaluate(
@@ -172,7 +227,7 @@ def _over_short(
     is_elementwise = all(set(term) == set(terms.output) for term in terms.inputs)
     if not is_sum and is_elementwise and fill == 0:  # nothing is reduced, and elements stored nowhere stay 0
         return _expression(text, values, reduce, combine, fill, result, precision).run(values)
-    if not is_sum and (len(values) > 1 or reduce not in ("max", "min")):
+    if not is_sum and (len(values) > 1 or reduce not in EXTREMES or fill is None):
         shape = max((tuple(v.shape) for v in values), key=max)
         raise ArgumentError(
             f"an operand has shape {shape}, of which reduce={reduce!r} with combine={combine!r} and fill={fill} would "
@@ -188,7 +243,7 @@ def einsum_expression(
     *operands: Any,
     reduce: str = "sum",
     combine: str = "mul",
-    fill: float = 0,
+    fill: float | None = 0,
     result: str = "auto",
     precision: str | None = None,
 ) -> Expression:
@@ -322,6 +377,8 @@ class Expression:
         self.terms, views = diagonals(self.terms, kinds)
         self.views = [pair if any(pair) else None for pair in zip(casts, views, strict=True)]
         ring = semiring(reduce, combine, fill, self.dtype)
+        if fill is None and (count := sum(kind.layout is not None for kind in kinds)) != 1:
+            raise ArgumentError(f"fill: expected a number for {count} sparse operands, got None. Pass 0, or inf.")
         if set(self.terms.letters) <= set(self.terms.output):
             ring = ring.without_reduction(self.dtype, len(kinds))
         same = tuple(agreed(kind, self.dtype, ring) for kind in kinds)

@@ -153,8 +153,8 @@ class Semiring:
         How the terms of one element of the result are reduced.
     combine : {"mul", "add", "max", "min"}
         How the elements of the operands are combined.
-    fill : float
-        The value of entries that a sparse operand does not store.
+    fill : float or None
+        The value of entries that a sparse operand does not store; None where they take no part.
 
     Examples
     --------
@@ -165,7 +165,7 @@ class Semiring:
 
     reduce: str = "sum"
     combine: str = "mul"
-    fill: float = 0
+    fill: float | None = 0
 
     def identity(self, dtype: str) -> Any:
         """Return the identity of the reduction."""
@@ -177,6 +177,8 @@ class Semiring:
 
     def absorbs(self, dtype: str) -> bool:
         """Return whether `fill` absorbs every other element in a combination."""
+        if self.fill is None:
+            return True
         low, high = LIMITS.get(dtype, (-math.inf, math.inf))
         signed = {"mul": (0,), "min": (low,), "max": (high,), "add": () if dtype in LIMITS else (low, high)}
         ends = (0, 1) if dtype == "bool" else ()
@@ -185,7 +187,7 @@ class Semiring:
 
     def skips(self, dtype: str, operands: int) -> bool:
         """Return whether elements that are not stored change no result, so that loops may skip them."""
-        return self.fill == self.identity(dtype) and (operands == 1 or self.absorbs(dtype))
+        return self.fill is None or (self.fill == self.identity(dtype) and (operands == 1 or self.absorbs(dtype)))
 
     def without_reduction(self, dtype: str, operands: int) -> Semiring:
         """Return the semiring where nothing is reduced: any reduction will do, best one that skips."""
@@ -237,7 +239,9 @@ def semiring(reduce: str, combine: str, fill: Any, dtype: str) -> Semiring:
     return Semiring(REDUCE[reduce], COMBINE[combine], _fill_value(fill, dtype))
 
 
-def _fill_value(fill: Any, dtype: str) -> float:
+def _fill_value(fill: Any, dtype: str) -> float | None:
+    if fill is None:
+        return None
     if isinstance(fill, str) or getattr(fill, "shape", ()) != ():
         raise ArgumentTypeError(f"fill is a number, found {type(fill).__name__}")
     try:

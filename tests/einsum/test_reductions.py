@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
+import sparsetir
 from each import examples
 from sparsetir import SparseTensor
 from sparsetir.errors import ArgumentError, ArgumentTypeError
@@ -151,3 +153,41 @@ def test_reductions_of_more_elements_than_64_bits_count(shape: tuple[int, int]) 
     np.testing.assert_allclose(S.std(ddof=1), np.sqrt(21 / count))
     np.testing.assert_allclose(S.logsumexp(), np.log(float(count)), rtol=1e-6)
     assert (S.max(), S.min(), bool(S.any()), bool(S.all())) == (4.0, -2.0, True, False)
+
+
+EXTREMES = ["ij,j->i", "ij->i", "ij->j", "ij->", "ij,jk->ik", "k,ij->ik", "ij,i->j", "j,ij,i->i", "ij,k->i"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("text", EXTREMES)
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_extremes_of_products_with_a_sparse_operand(reduce: str, text: str, dtype: str) -> None:
+    """Of all elements, or with fill=None of stored ones alone; entries are never zero here."""
+    rng = np.random.default_rng(EXTREMES.index(text))
+    inputs, output = text.split("->")
+    letters = sorted({*inputs} - {","})
+    for density in (0, 0.2, 0.8, 1):
+        extents = {c: int(rng.integers(2, 7)) for c in letters}
+        arrays = {term: rng.integers(1, 4, [extents[c] for c in term]) for term in inputs.split(",")}
+        arrays = {term: (array * rng.choice([-1, 1], array.shape)).astype(dtype) for term, array in arrays.items()}
+        arrays["ij"][rng.random(arrays["ij"].shape) > density] = 0
+        axes = tuple(n for n, c in enumerate(letters) if c not in output)
+        terms = np.einsum(f"{inputs}->{''.join(letters)}", *arrays.values())
+        least = np.iinfo(dtype).min if dtype == "int32" else -np.inf
+        identity = {"max": least, "min": np.iinfo(dtype).max if dtype == "int32" else np.inf}[reduce]
+        extreme = getattr(np, reduce)
+        operands = [sp.csr_array(a) if term == "ij" else a for term, a in arrays.items()]
+        for fill, expected in ((0, extreme(terms, axes)), (None, extreme(np.where(terms != 0, terms, identity), axes))):
+            for _ in range(2):
+                computed = sparsetir.einsum(text, *operands, reduce=reduce, fill=fill, result="dense")
+                np.testing.assert_array_equal(computed, expected)
+
+
+def test_extremes_meet_zeros_of_other_numbers_exactly() -> None:
+    A = sp.csr_array(np.array([[0, 2.0], [0, 0], [1, 1]]))
+    for x in ([np.inf, 1], [np.nan, 1]):
+        computed = sparsetir.einsum("ij,j->i", A, np.array(x), reduce="max")
+        with np.errstate(invalid="ignore"):
+            assert np.isnan(computed[:2]).tolist() == np.isnan(A.toarray() * x).any(axis=1)[:2].tolist()
+    with pytest.raises(ArgumentError, match="fill: expected a number for 2 sparse operands, got None"):
+        sparsetir.einsum("ij,jk->ik", A, sp.csr_array(np.eye(2)), reduce="max", fill=None)
