@@ -182,8 +182,8 @@ def complex_sum(operation: Callable[..., Any], A: Any, B: Any, *args: Any, **opt
     return _joined(real, operation(*imags, *args, **options), A if sp.issparse(A) else B)
 
 
+INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))  # that scipy's loops take
 MAX_SCIPY_COLUMNS = 8  # of a dense operand: with more, kernels gain more than a conversion takes
-SCIPY_DTYPES = "fdFD"
 
 
 def product_by_scipy(A: Any, B: Any) -> np.ndarray | None:
@@ -197,21 +197,30 @@ def product_by_scipy(A: Any, B: Any) -> np.ndarray | None:
         value = value.scipy_matrix
     if type(dense) is not np.ndarray or not sp.issparse(value) or value.ndim != 2 or dense.ndim not in (1, 2):
         return None
-    dtypes = value.dtype.char, dense.dtype.char
-    is_diagonal = value.format == "dia"
-    if not (is_diagonal or "F" in dtypes or "D" in dtypes) or any(char not in SCIPY_DTYPES for char in dtypes):
-        return None
     inner = value.shape[1] if is_left else value.shape[0]
     if dense.shape[0 if is_left else -1] != inner or dense.size > MAX_SCIPY_COLUMNS * inner:
         return None
     if not (value.dtype.isnative and dense.dtype.isnative) or max(value.shape) >= MIN_HYPERSPARSE:
         return None
-    name = "A" if is_left else "B"
-    if is_diagonal:
+    matrix = _for_scipy(value, dense.dtype.char, "A" if is_left else "B")
+    if matrix is None:
+        return None
+    return np.ascontiguousarray(matrix @ dense if is_left else dense @ matrix)
+
+
+def _for_scipy(value: Any, char: str, name: str) -> Any:
+    """Return a valid matrix of distinct entries if scipy multiplies it, with numbers of a dtype, as kernels would."""
+    if value.format == "dia":
         check_parts(value, name)
-    else:
-        value = distinct_rows(value, name, is_sound)
-    return np.ascontiguousarray(value @ dense if is_left else dense @ value)
+        offsets = value.offsets
+        is_near = offsets.dtype.kind == "i" and int(np.abs(offsets).max(initial=0)) <= max(value.shape)
+        return value if is_near and value.dtype.char in "fd" and char in "fd" else None
+    if value.dtype.char not in "FD" or char not in "FD":
+        return None
+    index_arrays = (getattr(value, part, None) for part in ("indices", "indptr"))
+    if any(array is not None and array.dtype not in INDEX_DTYPES for array in index_arrays):
+        return None
+    return distinct_rows(value, name, is_sound)
 
 
 # ------------------------------------------------------------------------------------------- operators
@@ -629,9 +638,10 @@ def _compared_sparse(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Spars
     _check_zeros(ufunc, ufunc(0, 0), "R")
     other = as_tensor(other)
     left, right = tensor.scipy_matrix, other.scipy_matrix
-    if left is None or right is None or tensor.dtype != other.dtype or tensor.dtype.char not in SCIPY_DTYPES:
+    if left is None or right is None or tensor.dtype != other.dtype or tensor.dtype.char not in "fd":
         return _merged(ufunc, tensor, other)
-    return SparseTensor.from_any(_COMPARED_BY_SCIPY[ufunc.__name__](left, right), "csr", check=False)
+    compared = _COMPARED_BY_SCIPY[ufunc.__name__](left, right)
+    return SparseTensor.from_any(compared, "csr", idtype=tensor.idtype, check=False)
 
 
 def _merged(ufunc: np.ufunc, left: SparseTensor, right: SparseTensor) -> SparseTensor:

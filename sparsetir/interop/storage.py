@@ -117,13 +117,7 @@ def store(
     if check:
         source.check(name, is_sound)
     fit = fit_axes(source, levels, name)
-    borrowed = _borrow(source, levels, fit, name, is_sound if check else None)
-    if borrowed is not None:
-        return borrowed
-    stored = _convert(source, levels, fit, name)
-    if check and isinstance(source, CompressedSource) and stored.repeats is None and not source.block:
-        _distinct[_structure_key(source.indptr, source.indices, source.grid[1 - source.major])] = True
-    return stored
+    return _borrow(source, levels, fit, name, is_sound if check else None) or _convert(source, levels, fit, name)
 
 
 def restore(stored: StoredArgument, values: Array, *, copy_structure: bool = True) -> Any:
@@ -208,7 +202,8 @@ def _borrow_compressed(
         return None
     level = levels[minor]
     if is_sound is not None and (level.sorted or level.unique) and not source.is_ordered(level, is_sound):
-        if level.sorted or not are_distinct(source.indptr, source.indices, source.grid[minor]):
+        rows, length = source.grid[source.major], source.grid[minor]
+        if level.sorted or not are_distinct(source.indptr, source.indices, rows, length, is_sound):
             return None
     indptr = narrow(source.indptr, levels[minor], "indptr", name)
     indices = narrow(source.indices, levels[minor], "indices", name)
@@ -291,19 +286,27 @@ class _Placement:
         return flat.reshape(self.counts)
 
 
-_distinct = shared_cache("structures out of order without duplicates", 64)
+_distinct = shared_cache("rows without duplicates", 64)
+UNORDERED = Level("1", "sparse_variable", sorted=False, unique=False)
 
 
-def are_distinct(indptr: Array, indices: Array, length: int) -> bool:
-    """Return whether rows out of order are known to be valid, and to hold no coordinate twice.
+def are_distinct(indptr: Array, indices: Array, rows: int, length: int, is_sound: Validator | None) -> bool:
+    """Return whether rows, in any order, are valid and hold no coordinate twice.
 
-    They are once equal index arrays were validated, and their entries placed.
+    The answer is kept by the contents of the arrays: finding it takes as long as several products. Without a validator
+    it is False where it is not known yet.
     """
-    return bool(_distinct) and _structure_key(indptr, indices, length) in _distinct
-
-
-def _structure_key(indptr: Array, indices: Array, length: int) -> Any:
-    return _digest((indptr, indices)), indptr.dtype, indices.dtype, indptr.size, length
+    key = _digest((indptr, indices)), indptr.dtype, indices.dtype, indptr.size, rows, length
+    answer = _distinct.get(key)
+    if answer is None:
+        if is_sound is None or indptr.dtype.kind != "i" or indices.dtype.kind != "i" or rows * length >= 2**63:
+            return False
+        if not is_sound(UNORDERED, indptr, indices, parent_count=rows, length=length, need_sorted=False):
+            return False
+        keys = np.repeat(np.arange(rows) * length, np.diff(indptr)) + indices
+        keys.sort()
+        answer = _distinct[key] = not bool((keys[1:] == keys[:-1]).any())
+    return bool(answer)
 
 
 def _digest(arrays: Sequence[Array]) -> bytes:

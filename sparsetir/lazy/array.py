@@ -5,25 +5,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop import array_of_numbers, is_sparse, is_torch
-from sparsetir.utils.arguments import as_real, dtype_name
+from sparsetir.utils.arguments import as_real, dtype_name, is_integer, shown
+
+Axis: TypeAlias = int | tuple[int, ...] | None
 
 FLOATS = ("float16", "float32", "float64")
 # Functions of one element; those that leave zero zero also of what a sparse array stores.
 ELEMENTWISE = ("relu", "tanh", "abs", "negative", "sqrt", "sigmoid", "exp", "gelu", "silu", "log")
 KEEP_ZERO = ("relu", "tanh", "abs", "negative", "sqrt")
+UFUNCS = {
+    "absolute": "abs",
+    "fabs": "abs",
+    "true_divide": "divide",
+    "float_power": "power",
+}  # numpy's names, else equal
+OPERATIONS = ("add", "subtract", "multiply", "divide", "power")
+NO_ELEMENTS = "has no elements to select or compare yet: do that with the array before, or with what compute returns"
 
 
 class Lazy:
     """An array that is not computed yet; `sparsetir.lazy` makes it, `sparsetir.compute` computes it.
 
     It has the operators ``@ + - * /``, ``.T``, and the methods `relu`, `softmax`, `tanh`, `sigmoid`, `gelu`, `silu`,
-    `exp`, `log`, `sqrt`, `abs`, `sum`, `mean` and `max`.
+    `exp`, `log`, `sqrt`, `abs`, `sum`, `mean`, `max` and `min`. Functions of numpy with these names take it.
 
     Attributes
     ----------
@@ -31,8 +41,6 @@ class Lazy:
     dtype : str
     is_sparse : bool
     """
-
-    __array_ufunc__ = None  # numpy's operators leave the other side to these
 
     def __init__(
         self,
@@ -62,8 +70,15 @@ class Lazy:
         """Whether it is the transposed array of a sparse one, which stands in products only."""
         return self.op == "transpose" and self.args[0].is_sparse
 
+    @property
+    def is_factor(self) -> bool:
+        """Whether it is sparse, transposed or not, or a product of such arrays, which waits for a dense one."""
+        return self.is_sparse or self.is_turned or self.op == "chain"
+
     def plain(self) -> Lazy:
         """Itself, where more than a product may be made of it."""
+        if self.op == "chain":
+            raise ArgumentError("a product of lazy sparse arrays has a pattern to compute: call sparsetir.matmul first")
         if self.is_turned:
             raise ArgumentError("a transposed lazy sparse array stands in products only: transpose the matrix before")
         return self
@@ -78,7 +93,29 @@ class Lazy:
     def __bool__(self) -> bool:
         raise ArgumentTypeError("this array is not computed yet, so that no condition can depend on it")
 
+    def __getitem__(self, _index: Any) -> Any:
+        raise ArgumentTypeError(f"a lazy array {NO_ELEMENTS}")
+
+    def __lt__(self, _other: Any) -> Any:
+        raise ArgumentTypeError(f"a lazy array {NO_ELEMENTS}")
+
+    __le__ = __gt__ = __ge__ = __lt__
+
     # ------------------------------------------------------------------ operators
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        name = UFUNCS.get(ufunc.__name__, ufunc.__name__)
+        if method == "__call__" and not options:
+            if name in ELEMENTWISE:
+                return self.apply(name)
+            if name == "matmul":
+                return matmul(lazy(inputs[0]), lazy(inputs[1]))
+            if name in OPERATIONS:
+                return elementwise(name, lazy(inputs[0], self.dtype), inputs[1])
+            if name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
+                raise ArgumentTypeError(f"a lazy array {NO_ELEMENTS}")
+        known = ", ".join((*ELEMENTWISE, *OPERATIONS))
+        raise ArgumentTypeError(f"numpy.{ufunc.__name__}: lazy arrays have {known}. Compute the array first.")
 
     def __matmul__(self, other: Any) -> Lazy:
         return matmul(self, lazy(other))
@@ -128,6 +165,8 @@ class Lazy:
             raise ArgumentError(f".T is of a matrix, found {self.ndim} dimensions")
         if self.op == "transpose":
             return self.args[0]
+        if self.op == "chain":
+            return matmul(self.args[1].T, self.args[0].T)
         return Lazy("transpose", (self,), self.shape[::-1], self.dtype)
 
     # ------------------------------------------------------------------ functions
@@ -146,13 +185,17 @@ class Lazy:
             raise ArgumentError("softmax is of the rows of an array, found no dimension")
         return Lazy("softmax", (self,), self.shape, self.dtype, pattern=self.pattern)
 
-    def reduced(self, name: str, axis: int | None) -> Lazy:
-        """Reduce along an axis, by the name of the reduction."""
+    def reduced(self, name: str, axis: Axis) -> Lazy:
+        """Reduce along an axis, or several, by the name of the reduction."""
         self.plain()
         if self.is_sparse:
             raise ArgumentError(f"{name} of a lazy sparse array: multiply it with ones, or compute it first")
-        if axis is not None and not -self.ndim <= axis < self.ndim:
-            raise ArgumentError(f"axis {axis} of an array of {self.ndim} dimensions")
+        dims = _dims(axis, self.ndim)
+        if isinstance(axis, tuple):
+            result = self
+            for d in dims:
+                result = result.reduced(name, d)
+            return result
         remaining = () if axis is None else [n for d, n in enumerate(self.shape) if d != axis % self.ndim]
         if 0 in (self.shape if axis is None else [self.shape[axis]]):
             if name == "max":
@@ -161,17 +204,35 @@ class Lazy:
                 return self.reduced("sum", axis) * math.nan
         return Lazy(name, (self,), remaining, self.dtype, option=axis)
 
-    def sum(self, axis: int | None = None) -> Lazy:
-        """Return the sum over a dimension, or all."""
+    def sum(self, axis: Axis = None) -> Lazy:
+        """Return the sum over a dimension, several, or all."""
         return self.reduced("sum", axis)
 
-    def mean(self, axis: int | None = None) -> Lazy:
-        """Return the mean over a dimension, or all."""
+    def mean(self, axis: Axis = None) -> Lazy:
+        """Return the mean over a dimension, several, or all."""
         return self.reduced("mean", axis)
 
-    def max(self, axis: int | None = None) -> Lazy:
-        """Return the largest element over a dimension, or all."""
+    def max(self, axis: Axis = None) -> Lazy:
+        """Return the largest element over a dimension, several, or all."""
         return self.reduced("max", axis)
+
+    def min(self, axis: Axis = None) -> Lazy:
+        """Return the least element over a dimension, several, or all."""
+        return -(-self.plain()).max(axis)
+
+
+def _dims(axis: Axis, ndim: int) -> list[int]:
+    """Return the dimensions to reduce, the last one first; raise unless there are such."""
+    axes = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+    if not all(is_integer(d) for d in axes):
+        raise ArgumentTypeError(f"axis: expected an integer, a tuple of them or None, got {shown(axis)}")
+    for d in axes:
+        if not -ndim <= d < ndim:
+            raise ArgumentError(f"axis {d} of an array of {ndim} dimensions")
+    dims = sorted({d % ndim for d in axes}, reverse=True)
+    if len(dims) < len(axes):
+        raise ArgumentError(f"axis: expected distinct dimensions, got {axis}")
+    return dims
 
 
 def _method(name: str) -> Any:
@@ -255,13 +316,17 @@ def _common(a: Lazy, b: Lazy) -> str:
 
 def matmul(a: Lazy, b: Lazy) -> Lazy:
     """Return the product ``a @ b``."""
-    if (a.is_sparse or a.is_turned) and (b.is_sparse or b.is_turned):
-        raise ArgumentError("a product of lazy sparse arrays has a pattern to compute: call sparsetir.matmul first")
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         raise ArgumentError(f"the shapes {a.shape} and {b.shape} do not fit @")
+    if a.is_factor and b.is_factor:
+        return Lazy("chain", (a, b), (a.shape[0], b.shape[1]), _common(a, b))
     for sparse, other in ((a, b), (b, a)):
-        if (sparse.is_sparse or sparse.is_turned) and other.ndim > 2:
+        if sparse.is_factor and other.ndim > 2:
             raise ArgumentError(f"a sparse matrix multiplies matrices and vectors, found {other.ndim} dimensions")
+    if a.op == "chain":  # from the dense array on, so that no pattern has to be computed
+        return matmul(a.args[0], matmul(a.args[1], b))
+    if b.op == "chain":
+        return matmul(matmul(a, b.args[0]), b.args[1])
     if a.ndim > 2 or b.ndim > 2:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     else:
@@ -284,8 +349,20 @@ def elementwise(op: str, a: Lazy, other: Any) -> Lazy:
     return _of_sparse(op, a, b, shape)
 
 
+def _with_leaf(node: Lazy, old: Lazy, new: Lazy) -> Lazy:
+    """Return a graph with one leaf in the place of another of the same matrix."""
+    if node is old:
+        return new
+    args = tuple(_with_leaf(arg, old, new) for arg in node.args)
+    pattern = new if node.pattern is old else node.pattern
+    return Lazy(node.op, args, node.shape, node.dtype, pattern=pattern, value=node.value, option=node.option)
+
+
 def _of_sparse(op: str, a: Lazy, b: Lazy, shape: tuple[int, ...]) -> Lazy:
     if a.is_sparse and b.is_sparse:
+        if a.pattern is not b.pattern and a.pattern is not None and b.pattern is not None:
+            if a.pattern.value is b.pattern.value:
+                b = _with_leaf(b, b.pattern, a.pattern)
         if a.pattern is not b.pattern:
             raise ArgumentError(f"{op} of lazy sparse arrays takes two with the structure of one: compute them first")
         if op == "divide":

@@ -314,14 +314,15 @@ class CompressedFiller:
 
     def _check_distinct(self, indptr: np.ndarray, indices: np.ndarray, lengths: dict[str, Any]) -> None:
         """Raise unless rows may be out of order and are known to repeat no coordinate, or are in order again."""
-        if self.takes_distinct and interop.are_distinct(indptr, indices, lengths["length"]):
-            self.is_unordered = True
-            if len(indptr) == lengths["parent_count"] + 1:
-                return
-        elif self.is_unordered and is_sound(self.level, indptr, indices, need_sorted=self.need_sorted, **lengths):
-            self.is_unordered = False
+        rows, length = lengths["parent_count"], lengths["length"]
+        if self.is_unordered and interop.are_distinct(indptr, indices, rows, length, None):
             return
-        raise PlanMismatch
+        if self.is_unordered and is_sound(self.level, indptr, indices, need_sorted=self.need_sorted, **lengths):
+            self.is_unordered = False
+        elif self.takes_distinct and interop.are_distinct(indptr, indices, rows, length, is_sound):
+            self.is_unordered = True
+        else:
+            raise PlanMismatch
 
 
 class Function:
@@ -709,7 +710,7 @@ class CallPlan:
                 ready[at] = values[name]
             is_trusted = not checks_are_on()
             ordered = None if one is None or one.is_unordered or is_trusted else one
-            checked = None if ordered is None else current.checked
+            checked = None if ordered is None or current.waiting else current.checked
             for entry, parents, length in checks:
                 entry.fill(values[entry.name], ready, parents, length, is_trusted=is_trusted or checked is not None)
             if has_more:

@@ -739,6 +739,16 @@ def check_transforms() -> None:
         raise LoweringError("torch.jit.trace would keep results of kernels as constants: use torch.export instead")
 
 
+def check_layer_operand(x: Tensor) -> None:
+    """Refuse what layers do not take: sparse tensors, and transforms of functions."""
+    if torch.compiler.is_compiling():
+        return
+    if x.layout is not torch.strided:
+        kind = str(x.layout).removeprefix("torch.")
+        raise ArgumentTypeError(f"x: expected a dense tensor, got a {kind} one. Pass x.to_dense().")
+    check_transforms()
+
+
 OPTIONAL = ("weight", "bias", "edges")
 _TRANSFORMED = (
     "transforms of torch.func (vmap, grad, jvp and others) do not go through the kernels of this package: "

@@ -16,7 +16,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.interop import array_of_numbers
 from sparsetir.ir.halves import check_precision
 from sparsetir.torch.functions import NAMES, in_autocast
-from sparsetir.torch.graph import Graph
+from sparsetir.torch.graph import Graph, check_layer_operand
 from sparsetir.utils.arguments import as_count, as_flag, shown
 from torch import Tensor, nn
 
@@ -155,6 +155,7 @@ class SparseLinear(nn.Module):
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[-1] != self.in_features:
             description = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError(f"expected a tensor of shape [..., {self.in_features}], found {description}")
+        check_layer_operand(x)
         if torch.is_autocast_enabled("cpu"):
             return self._product(*in_autocast(x, self.values, self.bias))
         return self._product(x, self.values, self.bias, self.precision)

@@ -28,6 +28,7 @@ from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.schedules import has_unit
 from sparsetir.torch.functions import in_autocast
+from sparsetir.torch.graph import check_layer_operand
 from sparsetir.torch.linear import SparseLinear
 from sparsetir.torch.transposition import quantized, transposed
 from torch import Tensor, nn
@@ -215,6 +216,7 @@ class PrunedLinear(PrunedWeight):
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[-1] != self.in_features:
             description = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError(f"x: expected a tensor of shape [..., {self.in_features}], got {description}.")
+        check_layer_operand(x)
         return self.product(x)
 
 
@@ -255,6 +257,7 @@ class PrunedConv(PrunedWeight):
         if x.dim() not in (self.spatial + 1, self.spatial + 2) or x.shape[-1 - self.spatial] != self.channels:
             sizes = ", ".join([str(self.channels), *["*"] * self.spatial])
             raise ArgumentError(f"x: expected a tensor of shape [n, {sizes}] or [{sizes}], got {list(x.shape)}.")
+        check_layer_operand(x)
         images = x if x.dim() == self.spatial + 2 else x[None]
         images = images[:, :, None] if self.spatial == 1 else images
         y = self._convolution(images)

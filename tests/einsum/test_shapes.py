@@ -213,7 +213,7 @@ def S() -> SparseTensor:
         (lambda: sparsetir.vstack([]), ArgumentError, "operands: expected at least one sparse tensor"),
         (lambda: sparsetir.vstack([S(), np.eye(2)]), ArgumentTypeError, "operand 1: expected a sparse tensor, got nda"),
         (lambda: sparsetir.vstack([S(), S().T]), ArgumentError, r"operand 1: expected the extents of operand 0, \(3,"),
-        (lambda: sparsetir.hstack([S()[0]]), ArgumentError, "operand 0: expected at least 2 dimensions"),
+        (lambda: sparsetir.hstack([S()[0], S()]), ArgumentError, "operand 1: expected the extents of operand 0"),
         (lambda: S().reshape(4), ArgumentError, r"shape: expected 6 elements, got \(4,\)"),
         (lambda: S().reshape(-1, -1), ArgumentError, "shape: expected extents, of which one may be -1"),
         (lambda: S().reshape(2.0, 3), ArgumentError, "shape: expected extents"),

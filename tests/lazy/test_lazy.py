@@ -177,14 +177,20 @@ def test_tuned(tmp_path: Any) -> None:
     [
         (lambda A: A + 1, ArgumentError, "add of a sparse and a dense array has a dense result"),
         (lambda A: A.exp(), ArgumentError, "exp of a sparse array is not zero where nothing is stored"),
-        (lambda A: A @ A.T, ArgumentError, "has a pattern to compute: call sparsetir.matmul first"),
+        (lambda A: compute(A @ A.T), ArgumentError, "has a pattern to compute: call sparsetir.matmul first"),
         (lambda A: A @ np.ones(4, "float32"), ArgumentError, r"the shapes \(40, 30\) and \(4,\) do not fit @"),
-        (lambda A: A + lazy(M), ArgumentError, "takes two with the structure of one"),
+        (lambda A: (A @ A.T) * 2, ArgumentError, "has a pattern to compute: call sparsetir.matmul first"),
+        (lambda A: A + lazy(M.copy()), ArgumentError, "takes two with the structure of one"),
         (lambda A: A / A, ArgumentError, "divides by the zeros"),
         (lambda A: A.sum(), ArgumentError, "sum of a lazy sparse array"),
         (lambda A: compute(A.T), ArgumentError, "stands in products only"),
         (lambda A: A.T * 2, ArgumentError, "stands in products only"),
         (lambda A: lazy(X).sum(axis=3), ArgumentError, "axis 3 of an array of 2 dimensions"),
+        (lambda A: lazy(X).sum(axis=1.5), ArgumentTypeError, "axis: expected an integer, a tuple of them or None"),
+        (lambda A: lazy(X).max(axis=(0, -2)), ArgumentError, "axis: expected distinct dimensions"),
+        (lambda A: lazy(X)[:2], ArgumentTypeError, "has no elements to select or compare yet"),
+        (lambda A: lazy(X) > 0, ArgumentTypeError, "has no elements to select or compare yet"),
+        (lambda A: np.sin(lazy(X)), ArgumentTypeError, "numpy.sin: lazy arrays have relu, tanh"),
         (lambda A: np.asarray(A), ArgumentTypeError, "pass it to sparsetir.compute"),
         (lambda A: bool(A), ArgumentTypeError, "no condition can depend on it"),
         (lambda A: lazy(np.ones(3, "int32")), ArgumentTypeError, "lazy arrays are of float16"),
@@ -318,3 +324,25 @@ def test_products_sampled_by_infinities_are_multiplied_after_they_are_summed() -
     L, D = lazy(S), lazy(X)
     np.testing.assert_array_equal(compute(L * (D @ D.T)).toarray(), [[0, -np.inf], [-1, 0]])
     np.testing.assert_array_equal(compute(L * (D @ D)).toarray(), [[0, -np.inf], [-3, 0]])
+
+
+@pytest.mark.parametrize(
+    ("record", "compute_by_numpy"),
+    [
+        (lambda A, Y: A @ A.T @ Y, lambda D, Y: D @ D.T @ Y),
+        (lambda A, Y: Y.T @ (A @ A.T), lambda D, Y: Y.T @ D @ D.T),
+        (lambda A, Y: (A @ (A.T @ A)).T @ Y, lambda D, Y: D.T @ D @ D.T @ Y),
+        (lambda A, Y: np.exp(lazy(Y)) + np.abs(lazy(-Y)), lambda D, Y: np.exp(Y) + np.abs(Y)),
+        (lambda A, Y: np.add(Y, lazy(Y)) / (1 + lazy(Y)), lambda D, Y: 2 * Y / (1 + Y)),
+        (lambda A, Y: lazy(Y).min(axis=0), lambda D, Y: Y.min(axis=0)),
+        (lambda A, Y: lazy(Y).mean(axis=(1, 0)), lambda D, Y: Y.mean()),
+        (lambda A, Y: (lazy(A.value) + relu(lazy(A.value))) @ Y.T[0, : A.shape[1]], lambda D, Y: None),
+    ],
+)
+def test_chains_and_functions_of_numpy(record: Any, compute_by_numpy: Any) -> None:
+    Y = np.random.default_rng(0).random((M.shape[0], 3)).astype(M.dtype)
+    dense = M.toarray()
+    expected = compute_by_numpy(dense, Y)
+    if expected is None:
+        expected = (dense + np.maximum(dense, 0)) @ Y.T[0, : M.shape[1]]
+    close(compute(record(lazy(M), Y)), expected)

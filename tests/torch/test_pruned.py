@@ -460,3 +460,16 @@ def test_compiled_programs_choose_layers(take: Any, monkeypatch: pytest.MonkeyPa
     with pytest.raises(Exception, match="expected sparsify to be True or 'bfloat16'"):
         torch.compile(model, backend="sparsetir", options={"sparsify": "int4"})(x)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("kind", ["SparseLinear", "PrunedLinear", "PrunedConv"])
+def test_inputs_of_other_kinds_are_refused(kind: str) -> None:
+    dense: Any = masked(nn.Conv1d(4, 5, 3) if kind == "PrunedConv" else nn.Linear(12, 7))
+    x = torch.randn(3, 4, 12) if kind == "PrunedConv" else torch.randn(3, 12)
+    layer: Any = st.SparseLinear.from_dense(dense) if kind == "SparseLinear" else sparse(dense, x)
+    assert close(layer(x), dense(x))
+    with pytest.raises(ArgumentTypeError, match=r"expected a dense tensor, got a sparse_coo one. Pass x.to_dense"):
+        layer(x.to_sparse())
+    for transform in (torch.func.vmap, torch.func.jacfwd, torch.func.jacrev):
+        with pytest.raises(LoweringError, match=r"transforms of torch.func .* do not go through"):
+            transform(layer)(x[None] if transform is torch.func.vmap else x)

@@ -422,7 +422,11 @@ def test_a_layer_without_memory_is_filled_by_a_state(layer):
             ArgumentError,
             "layers are 0",
         ),
-        (lambda m: m(torch.eye(IN).double().to_sparse()), ArgumentTypeError, "x is a dense tensor on the cpu, found"),
+        (
+            lambda m: m(torch.eye(IN).double().to_sparse()),
+            ArgumentTypeError,
+            "x: expected a dense tensor, got a sparse_coo one",
+        ),
         (lambda m: torch.sum(m.weight), ArgumentTypeError, "torch's sum was called with the weight of a SparseLinear"),
         (lambda m: sparsify_(torch.nn.LazyLinear(3), 0.5), ArgumentError, "no weights yet: call the model once"),
         (lambda m: sparsify_(m, 0.5, keep="nonzeros"), ArgumentError, "density: expected None with keep='nonzeros'"),
