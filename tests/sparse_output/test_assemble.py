@@ -20,8 +20,7 @@ import sparsetir
 from corpus.computed import PROGRAMS, SHAPES, draw_arguments, matrix
 from sparsetir import Accumulators, CooTensor
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, ScriptError, VerifyError
-from sparsetir.sparse_output import AccumulatorOptions, workspace
-from sparsetir.sparse_output import functions
+from sparsetir.sparse_output import AccumulatorOptions, functions, workspace
 from sparsetir.sparse_output import kernel as assembled
 from sparsetir.sparse_output.accumulators import FIRST, FUNCTIONS
 from sparsetir.sparse_output.blocks import assembled_kernel
@@ -365,10 +364,10 @@ def test_functions_are_compiled_when_they_are_wanted(monkeypatch: pytest.MonkeyP
         wanted.append(FIRST if schedule is None else schedule.functions)
         return compile_cached(func, target, schedule, make)
 
-    compile_cached = functions.compile_cached
-    monkeypatch.setattr(functions, "compile_cached", noted)
     A = sp.random_array((30, 30), density=0.3, format="csr", dtype="float32", rng=np.random.default_rng(0))
     kernel = SparseOutputKernel(assembled_kernel(sparsetir.parse(PROGRAMS["least sums"])).compiled)
+    compile_cached = functions.compile_cached
+    monkeypatch.setattr(functions, "compile_cached", noted)
     first = kernel(A=A, B=A)
     assert not wanted
     monkeypatch.setattr(assembled, "ROOMY_BYTES", 0)
