@@ -19,7 +19,7 @@ from sparsetir.ir.rewriting import collect
 from sparsetir.ir.views import decode
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.annotations import CARRY, INDPTR
-from sparsetir.lower.rows.partition import SplitMergePath, refusal
+from sparsetir.lower.rows.partition import RowParts, SplitMergePath, Unsplittable
 from sparsetir.schedules import Choices, defaults, schedule
 from sparsetir.schedules.registers import OwnSums
 from sparsetir.workloads import suite
@@ -279,11 +279,13 @@ def shared_loop(func: tirx.PrimFunc) -> tuple[list[tirx.For], set[str]]:
 
 def test_refusals_say_why() -> None:
     (loop,), pointers = shared_loop(sparsetir.ops.spmv())
-    assert refusal(loop, pointers) is None
-    assert refusal(loop, set()) == "the entries of a row are not those between two row pointers"
+    RowParts(loop, pointers)
+    with pytest.raises(Unsplittable, match="the entries of a row are not those between two row pointers"):
+        RowParts(loop, set())
     text = ROWS.format(update="y[i] * A[i, j]", init="", dtype="float32")
     (loop,), pointers = shared_loop(sparsetir.parse(text))
-    assert refusal(loop, pointers) == "y_data is no sum, maximum or minimum of terms"
+    with pytest.raises(Unsplittable, match="y_data is no sum, maximum or minimum of terms"):
+        RowParts(loop, pointers)
 
 
 def test_the_choice_is_checked() -> None:
