@@ -192,7 +192,7 @@ def _extreme_product(text: Any, operands: Sequence[Any], reduce: str, result: An
 
 def _entry_counts(tensor: SparseTensor, dims: list[int]) -> np.ndarray:
     """Return the number of entries at each coordinate tuple of some dimensions, in row-major order."""
-    matrix = tensor.scipy_matrix if dims == [0] else None
+    matrix = tensor.scipy_matrix if dims == [0] and tensor.format.name == "csr" else None
     if matrix is not None:
         return np.diff(matrix.indptr)
     flat, size = np.zeros(tensor.nnz, np.int64), 1

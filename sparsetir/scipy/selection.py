@@ -34,9 +34,7 @@ MIN_RECORDED_GAIN = 1.15  # the same by the times of an earlier program
 RETRY_SECONDS, RETRY_CALLS = 0.5, 256  # of scipy after which a kernel is tried again; twice as many each time
 RECHECK_CALLS = 256  # a taken kernel is compared with scipy again after so many calls
 REGRET_SHARE = 0.02  # of the seconds of scipy's operations: what loading and trials may cost
-FIRST_TRIAL_RATIO = 3.0  # assumed time of a kernel's first call, over scipy's, of a short one
-LONG_TRIAL_RATIO = 1.1  # the same of a long one, which takes less time to begin than to compute
-FIRST_CALL_SECONDS = 1e-3  # that a first call takes besides
+FIRST_TRIAL_RATIO = 3.0  # assumed time of a kernel's first call, over scipy's
 OUTCOMES = "outcomes.json"
 
 Key = tuple[str, str, str]
@@ -90,8 +88,7 @@ class SizeClass:
     def trial_cost(self) -> float:
         """Seconds by which the next call of the kernel is expected to exceed one of scipy."""
         best = min(self.scipy_seconds, default=0.0)
-        first = min(FIRST_TRIAL_RATIO * best, LONG_TRIAL_RATIO * best + FIRST_CALL_SECONDS)
-        return min(self.kernel_seconds, default=first) - best
+        return min(self.kernel_seconds, default=FIRST_TRIAL_RATIO * best) - best
 
     def add(self, side: str, seconds: float, *, threads: int = 1) -> None:
         """Record a timed call, and decide once there are enough.

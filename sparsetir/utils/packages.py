@@ -6,6 +6,10 @@ processes use both. An import hook hides torch from the thread that imports `tvm
 have done with torch once something else imports torch. Tensors are exchanged by DLPack as ever; only `torch.dtype` as
 an argument of a function of TVM needs torch to be imported first. On Windows torch is not hidden: there `tvm_ffi` must
 load its library after torch.
+
+The hook also answers two questions that TVM asks again and again while it is imported: which functions its libraries
+have, and whether a type or an operator exists. TVM lists some thousand names dozens of times, and learns that one is
+missing by an error of C++, whose first backtrace reads the debug information of every loaded library.
 """
 
 from __future__ import annotations
@@ -158,11 +162,7 @@ class PostponeTorch:
             "tvm.relax": self._without_torch,
             "torch": self._with_completion,
         }
-        if name not in runners:
-            return None
-        finders = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(name, path, target) for finder in finders)
-        return _with_runner(next((spec for spec in specs if spec is not None), None), runners[name])
+        return _spec(self, runners, name, path, target)
 
     def _without_torch(self, execute: Execute) -> Execute:
         """Hide torch from this thread while a module is executed."""
@@ -188,6 +188,83 @@ class PostponeTorch:
         return run
 
 
+class TellNames:
+    """Finder of two modules of TVM, which are told which names exist while they are imported."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        """Return the specification of one of these modules, else None."""
+        return _spec(self, {"tvm": with_known_names, "tvm.ir.op": with_known_operators}, name, path, target)
+
+
+def _spec(finder: Any, runners: Mapping[str, Runner], name: str, path: Any, target: Any) -> Any:
+    """Return the specification of a module by the finders behind one, executed by its runner; None without one."""
+    if name not in runners:
+        return None
+    after = [n + 1 for n, other in enumerate(sys.meta_path) if other is finder]
+    specs = (other.find_spec(name, path, target) for other in sys.meta_path[after[0] if after else 0 :])
+    return _with_runner(next((spec for spec in specs if spec is not None), None), runners[name])
+
+
+def with_known_names(execute: Execute) -> Execute:
+    """Return a function that imports TVM, which is told at once which names its libraries have."""
+
+    def run(module: ModuleType) -> None:
+        registry: Any = import_module("tvm_ffi.registry")
+        core, get, lists = registry.core, registry.get_global_func, registry.list_global_func_names
+        type_index, type_keys = core._object_type_key_to_index, get("ffi.GetRegisteredTypeKeys", allow_missing=True)
+        names: list[str] = []
+        keys: set[str] = set()
+
+        def listed() -> list[str]:
+            if get("ffi.FunctionListGlobalNamesFunctor")()(-1) != len(names):  # a library or a function is new
+                names[:] = lists()
+            return names
+
+        def index_of(key: str) -> Any:
+            if key not in keys:
+                keys.update(map(str, type_keys()))
+            return type_index(key) if key in keys else None
+
+        registry.list_global_func_names = listed
+        if type_keys is not None:
+            core._object_type_key_to_index = index_of
+        try:
+            execute(module)
+        finally:
+            registry.list_global_func_names, core._object_type_key_to_index = lists, type_index
+
+    return run
+
+
+def with_known_operators(execute: Execute) -> Execute:
+    """Return a function that imports the class of operators, which refuses names by itself while TVM is imported."""
+
+    def run(module: ModuleType) -> None:
+        execute(module)
+        operators: Any = module.Op
+        get, register, names = operators.get, vars(module)["register_op_attr"], set(operators.list_op_names())
+
+        def is_importing() -> bool:
+            return bool(getattr(sys.modules["tvm"].__spec__, "_initializing", False))
+
+        def known(name: str) -> Any:
+            if name not in names and is_importing():
+                raise AttributeError(f"Operator {name} is not registered")
+            return get(name)
+
+        @wraps(register)
+        def registered(op_name: str, attr_key: str, value: Any = None, level: int = 10) -> Any:
+            if isinstance(value, str) and is_importing():
+                if op_name in names and get(op_name).get_attr(attr_key) == value:
+                    return value  # TVM would raise, and catch the error
+                names.add(op_name)  # which is a new one otherwise
+            return register(op_name, attr_key, value, level)
+
+        operators.get, vars(module)["register_op_attr"] = staticmethod(known), registered
+
+    return run
+
+
 def _with_runner(spec: ModuleSpec | None, runner: Runner) -> ModuleSpec | None:
     """Wrap the function that executes a module in a file; loaders of other kinds serve several modules."""
     if spec is not None and isinstance(spec.loader, (SourceFileLoader, SourcelessFileLoader)):
@@ -207,9 +284,11 @@ def complete_tvm_ffi(torch: ModuleType) -> None:
 
 
 def postpone_torch() -> None:
-    """Keep a later ``import tvm`` from importing torch."""
+    """Keep a later ``import tvm`` from importing torch, and tell it which names exist."""
     if sys.platform != "win32" and not {"torch", "tvm_ffi"} & sys.modules.keys():
         sys.meta_path.insert(0, PostponeTorch())
+    if "tvm" not in sys.modules:
+        sys.meta_path.insert(0, TellNames())
 
 
 # ----------------------------------------------------------------------------------- imports at the first use

@@ -181,6 +181,9 @@ def test_extremes_of_products_with_a_sparse_operand(reduce: str, text: str, dtyp
             for _ in range(2):
                 computed = sparsetir.einsum(text, *operands, reduce=reduce, fill=fill, result="dense")
                 np.testing.assert_array_equal(computed, expected)
+            tensors = [SparseTensor.from_any(v, "csc") if sp.issparse(v) else v for v in operands]
+            computed = sparsetir.einsum(text, *tensors, reduce=reduce, fill=fill, result="dense")
+            np.testing.assert_array_equal(computed, expected)
 
 
 def test_extremes_meet_zeros_of_other_numbers_exactly() -> None:

@@ -49,6 +49,47 @@ def test_torch_is_imported_by_its_users_only(code: str) -> None:
     assert run.returncode == 0, run.stderr
 
 
+NAMES = """
+import sys
+import sparsetir
+errors, listed = [], []
+def note(frame, event, value):
+    if frame.f_code.co_name == "list_global_func_names":
+        listed.append(event)
+    is_asked = frame.f_code.co_filename.endswith(("tvm/ir/op.py", "tvm_ffi/registry.py"))
+    if event == "exception" and "Check failed" in str(value[1]):
+        errors.append(value[1])
+    return note if is_asked else None
+sys.settrace(note)
+sparsetir.build
+sys.settrace(None)
+assert not errors and listed.count("call") < 20, (errors, len(listed))
+import tvm, tvm_ffi
+from tvm_ffi import core, registry
+assert type(core._object_type_key_to_index).__name__ == "cython_function_or_method"
+assert "ir.IRModule" in map(str, tvm_ffi.get_global_func("ffi.GetRegisteredTypeKeys")())
+assert registry.list_global_func_names.__module__ == "tvm_ffi.registry"
+assert core._object_type_key_to_index("ir.IRModule") > 0 and core._object_type_key_to_index("no.Such") is None
+assert str(tvm.ir.Op.get("tirx.exp").name) == "tirx.exp"
+for ask in (lambda: tvm.ir.Op.get("tirx.none"), lambda: tvm.ir.register_op_attr("tirx.exp", "sparsetir.test", "a", 3)):
+    try:
+        ask(), ask()
+    except Exception as error:
+        assert "Check failed" in str(error) or "already registered" in str(error)
+    else:
+        raise SystemExit("an error of TVM is lost")
+tvm.ir.register_op_attr("tirx.log", "sparsetir.test", "a")
+assert tvm.ir.Op.get("tirx.log").get_attr("sparsetir.test") == "a"
+"""
+
+
+@pytest.mark.slow
+def test_tvm_is_told_which_names_exist_while_it_is_imported() -> None:
+    """So that no error of C++ is raised, and names are not listed again for each module."""
+    run = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 INTERRUPTED = """
 import signal, sys, threading, time
 import _thread
