@@ -183,7 +183,8 @@ def complex_sum(operation: Callable[..., Any], A: Any, B: Any, *args: Any, **opt
 
 
 INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))  # that scipy's loops take
-MAX_SCIPY_COLUMNS = 8  # of a dense operand: with more, kernels gain more than a conversion takes
+# Columns of a dense operand up to which scipy's loops are faster than kernels and what these convert.
+MAX_SCIPY_COLUMNS, MAX_DIAGONAL_COLUMNS = 4, 64
 
 
 def product_by_scipy(A: Any, B: Any) -> np.ndarray | None:
@@ -198,7 +199,8 @@ def product_by_scipy(A: Any, B: Any) -> np.ndarray | None:
     if type(dense) is not np.ndarray or not sp.issparse(value) or value.ndim != 2 or dense.ndim not in (1, 2):
         return None
     inner = value.shape[1] if is_left else value.shape[0]
-    if dense.shape[0 if is_left else -1] != inner or dense.size > MAX_SCIPY_COLUMNS * inner:
+    columns = MAX_DIAGONAL_COLUMNS if value.format == "dia" else MAX_SCIPY_COLUMNS
+    if dense.shape[0 if is_left else -1] != inner or dense.size > columns * inner:
         return None
     if not (value.dtype.isnative and dense.dtype.isnative) or max(value.shape) >= MIN_HYPERSPARSE:
         return None
@@ -214,7 +216,8 @@ def _for_scipy(value: Any, char: str, name: str) -> Any:
         check_parts(value, name)
         offsets = value.offsets
         is_near = offsets.dtype.kind == "i" and int(np.abs(offsets).max(initial=0)) <= max(value.shape)
-        return value if is_near and value.dtype.char in "fd" and char in "fd" else None
+        is_alike = value.dtype.kind == np.dtype(char).kind and value.dtype.char in "fdFD"
+        return value if is_near and is_alike else None
     if value.dtype.char not in "FD" or char not in "FD":
         return None
     index_arrays = (getattr(value, part, None) for part in ("indices", "indptr"))
