@@ -379,6 +379,10 @@ def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
     counted = [n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept]
     if 0 in counted:
         raise ArgumentError(f"{which} of an empty tensor is undefined: the shape is {tensor.shape}")
+    join = np.maximum if which == "max" else np.minimum
+    if not kept and tensor.dtype.kind in "iuf" and tensor.nnz:
+        largest = join.reduce(tensor.values)
+        return largest if tensor.nnz == math.prod(tensor.shape) else join(largest, tensor.dtype.type(0))
     if tensor.format.name == "csr" and kept == LETTERS[0] and tensor.shape[0] and tensor.dtype.kind in "iuf":
         matrix = tensor.scipy_matrix
         if matrix is not None:
@@ -390,7 +394,6 @@ def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
         einsum(text, tensor, reduce=which, fill=low if which == "max" else high, result="dense"), tensor.dtype
     )
     stored = _stored_counts(tensor, kept)
-    join = np.maximum if which == "max" else np.minimum
     nan = _nan_where_stored(tensor, kept, found)
     with np.errstate(invalid="ignore"):  # NaN of bfloat16
         return join(np.where(stored < math.prod(counted), join(found, tensor.dtype.type(0)), found), nan)[()]
@@ -515,6 +518,9 @@ def norm(tensor: SparseTensor, ord: Any, axis: Axis, keepdims: bool) -> Any:
     """
     if ord is not None and ord != "fro" and not operators.is_number(ord):
         raise ArgumentError(f"ord: expected a number, 'fro' or None, got {shown(ord)}. For others call S.to_dense().")
+    if axis is None and ord is None and tensor.dtype.kind in "iufc":
+        result = np.linalg.norm(tensor.values)
+        return keeping(tensor, axis, result) if keepdims else result
     sizes = mapped(np.abs, tensor if tensor.dtype.kind in "fcV" else astype(tensor, "float64"))
     axes = tuple(range(tensor.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     if len(axes) == 1 or (axis is None and ord is None):
