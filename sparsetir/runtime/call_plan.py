@@ -710,14 +710,14 @@ class CallPlan:
                 ready[at] = values[name]
             is_trusted = not checks_are_on()
             ordered = None if one is None or one.is_unordered or is_trusted else one
-            checked = None if ordered is None or current.waiting else current.checked
+            checked = None if ordered is None else current.checked
             for entry, parents, length in checks:
                 entry.fill(values[entry.name], ready, parents, length, is_trusted=is_trusted or checked is not None)
             if has_more:
                 self._check_raw(ready, sizes, separation)
             found = results.fill(ready)
             function = checked or current.function
-            if current.waiting:
+            if checked is None and current.waiting:  # another thread may wait again meanwhile
                 function = current.next(partial(arrays, ready, found))
             elif ordered is not None and ordered.validated >= MOST_VALIDATED and current.checking:
                 current.check(ordered, partial(arrays, ready, found))

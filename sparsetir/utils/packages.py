@@ -37,6 +37,7 @@ from sparsetir.utils.memory import uncollected
 
 __version__ = "0.2.0"  # as in pyproject.toml
 DIGEST_DIGITS = 64
+TYPE_INDEX = "_object_type_key_to_index"  # of `tvm_ffi.core`
 
 
 @cache
@@ -210,8 +211,12 @@ def with_known_names(execute: Execute) -> Execute:
 
     def run(module: ModuleType) -> None:
         registry: Any = import_module("tvm_ffi.registry")
-        core, get, lists = registry.core, registry.get_global_func, registry.list_global_func_names
-        type_index, type_keys = core._object_type_key_to_index, get("ffi.GetRegisteredTypeKeys", allow_missing=True)
+        core = getattr(registry, "core", None)
+        lists, type_index = vars(registry).get("list_global_func_names"), getattr(core, TYPE_INDEX, None)
+        if lists is None or type_index is None:  # another version, which is left alone
+            return execute(module)
+        get = registry.get_global_func
+        type_keys = get("ffi.GetRegisteredTypeKeys", allow_missing=True)
         names: list[str] = []
         keys: set[str] = set()
 
@@ -227,11 +232,12 @@ def with_known_names(execute: Execute) -> Execute:
 
         registry.list_global_func_names = listed
         if type_keys is not None:
-            core._object_type_key_to_index = index_of
+            setattr(core, TYPE_INDEX, index_of)
         try:
-            execute(module)
+            return execute(module)
         finally:
-            registry.list_global_func_names, core._object_type_key_to_index = lists, type_index
+            registry.list_global_func_names = lists
+            setattr(core, TYPE_INDEX, type_index)
 
     return run
 
@@ -241,8 +247,10 @@ def with_known_operators(execute: Execute) -> Execute:
 
     def run(module: ModuleType) -> None:
         execute(module)
-        operators: Any = module.Op
-        get, register, names = operators.get, vars(module)["register_op_attr"], set(operators.list_op_names())
+        operators, register = vars(module).get("Op"), vars(module).get("register_op_attr")
+        if operators is None or register is None:  # another version, which is left alone
+            return
+        get, names = operators.get, set(operators.list_op_names())
 
         def is_importing() -> bool:
             return bool(getattr(sys.modules["tvm"].__spec__, "_initializing", False))
@@ -254,10 +262,10 @@ def with_known_operators(execute: Execute) -> Execute:
 
         @wraps(register)
         def registered(op_name: str, attr_key: str, value: Any = None, level: int = 10) -> Any:
-            if isinstance(value, str) and is_importing():
-                if op_name in names and get(op_name).get_attr(attr_key) == value:
-                    return value  # TVM would raise, and catch the error
-                names.add(op_name)  # which is a new one otherwise
+            is_known = isinstance(value, str) and is_importing() and op_name in names
+            if is_known and get(op_name).get_attr(attr_key) == value:
+                return value  # TVM would raise, and catch the error
+            names.add(op_name)  # which is a new one otherwise
             return register(op_name, attr_key, value, level)
 
         operators.get, vars(module)["register_op_attr"] = staticmethod(known), registered
