@@ -39,7 +39,7 @@ from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import Cache, cached_property, shared_cache
 from sparsetir.utils.files import CACHE_VARIABLE as CACHE_VARIABLE
 from sparsetir.utils.files import PREFIX, cache_folder, replacing, warn_unwritable
-from sparsetir.utils.packages import source_digest
+from sparsetir.utils.packages import quick_source_digest, source_digest
 from sparsetir.utils.threads import get_num_threads
 
 # Whole files in the folder of compiled kernels.
@@ -291,7 +291,9 @@ SHIPPED: dict[str, tuple[bytes, dict[str, Any]]] = {}  # of a file with kernels,
 @cache
 def versions() -> str:
     """Return what decides the machine code besides the program: versions, and this package's own sources."""
-    return f"{tvm.__version__} {np.__version__} {scipy.__version__} {source_digest()}"
+    folder = cache_folder()
+    digest = source_digest() if folder is None else quick_source_digest(folder)
+    return f"{tvm.__version__} {np.__version__} {scipy.__version__} {digest}"
 
 
 def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:
