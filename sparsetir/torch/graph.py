@@ -740,9 +740,11 @@ def check_transforms() -> None:
 
 
 def check_layer_operand(x: Tensor) -> None:
-    """Refuse what layers do not take: sparse tensors, and transforms of functions."""
+    """Refuse what layers do not take: sparse and nested tensors, and transforms of functions."""
     if torch.compiler.is_compiling():
         return
+    if x.is_nested:
+        raise ArgumentTypeError("x: expected a dense tensor, got a nested one. Pass x.values(), and wrap the result.")
     if x.layout is not torch.strided:
         kind = str(x.layout).removeprefix("torch.")
         raise ArgumentTypeError(f"x: expected a dense tensor, got a {kind} one. Pass x.to_dense().")

@@ -470,6 +470,10 @@ def test_inputs_of_other_kinds_are_refused(kind: str) -> None:
     assert close(layer(x), dense(x))
     with pytest.raises(ArgumentTypeError, match=r"expected a dense tensor, got a sparse_coo one. Pass x.to_dense"):
         layer(x.to_sparse())
+    if kind != "PrunedConv":
+        nested = torch.nested.nested_tensor([x[:1], x], layout=torch.jagged)
+        with pytest.raises(ArgumentTypeError, match=r"expected a dense tensor, got a nested one. Pass x.values"):
+            layer(nested)
     for transform in (torch.func.vmap, torch.func.jacfwd, torch.func.jacrev):
         with pytest.raises(LoweringError, match=r"transforms of torch.func .* do not go through"):
             transform(layer)(x[None] if transform is torch.func.vmap else x)
