@@ -90,7 +90,8 @@ def einsum(
     fill : number or None
         The value of what sparse operands, and a sparse result, do not store. Where it changes no result (0 for sums of
         products, -inf for the largest sum) loops iterate over stored entries only; so they do for the largest and the
-        least product with 0, if all numbers are finite and one operand is sparse. Else they iterate over all elements.
+        least product with 0 of numpy's arrays and one sparse operand of scipy or `SparseTensor`, if all numbers are
+        finite. Else they iterate over all elements.
         None leaves elements that are not stored out, of one sparse operand: an element of the result to which no entry
         leads is the identity of `reduce`.
     result : {"auto", "dense", "sparse"}
@@ -184,21 +185,22 @@ def _extreme_product(text: Any, operands: Sequence[Any], reduce: str, result: An
     of_entries = einsum(text, *operands, reduce=reduce, fill=None, result="dense")
     if tensor.nnz == math.prod(shape):
         return of_entries
-    counts = _entry_counts(tensor, [term.index(c) for c in terms.output if c in kept])
-    is_full = counts == math.prod(shape) // max(counts.size, 1)
+    counts = entry_counts(tensor, [term.index(c) for c in terms.output if c in kept])
+    is_full = counts == math.prod(shape) // counts.size
     is_full = is_full.reshape([shape[term.index(c)] if c in kept else 1 for c in terms.output])
     return np.where(is_full, of_entries, EXTREMES[reduce](of_entries, of_entries.dtype.type(0)))[()]
 
 
-def _entry_counts(tensor: SparseTensor, dims: list[int]) -> np.ndarray:
-    """Return the number of entries at each coordinate tuple of some dimensions, in row-major order."""
+def entry_counts(tensor: SparseTensor, dims: list[int]) -> np.ndarray:
+    """Return the number of entries at each coordinate tuple of some dimensions, an array over these."""
+    if not dims:
+        return np.asarray(tensor.nnz)
     matrix = tensor.scipy_matrix if dims == [0] and tensor.format.name == "csr" else None
     if matrix is not None:
         return np.diff(matrix.indptr)
-    flat, size = np.zeros(tensor.nnz, np.int64), 1
-    for d in dims:
-        flat, size = flat * tensor.shape[d] + tensor.coords[d], size * tensor.shape[d]
-    return np.bincount(flat, minlength=size)
+    shape = tuple(tensor.shape[d] for d in dims)
+    flat = np.ravel_multi_index([tensor.coords[d] for d in dims], shape) if tensor.nnz else np.zeros(0, np.int64)
+    return np.bincount(flat, minlength=math.prod(shape)).reshape(shape)
 
 
 def _evaluate(
@@ -838,6 +840,7 @@ __all__ = [
     "einsum",
     "einsum_expression",
     "einsum_outside",
+    "entry_counts",
     "is_outside",
     "matmul_outside",
     "product_door",

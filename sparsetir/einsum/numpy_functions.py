@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.einsum import operators
-from sparsetir.einsum.expression import einsum
+from sparsetir.einsum.expression import einsum, entry_counts
 from sparsetir.einsum.operators import (
     as_tensor,
     astype,
@@ -411,14 +411,9 @@ def _axes(tensor: SparseTensor, kept: str) -> Axis:
     return tuple(d for d, c in enumerate(LETTERS[: tensor.ndim]) if c not in kept)
 
 
-def _stored_counts(tensor: SparseTensor, kept: str) -> Any:
+def _stored_counts(tensor: SparseTensor, kept: str) -> np.ndarray:
     """Return the number of entries that are reduced to each element of a result."""
-    dims = [LETTERS.index(c) for c in kept]
-    if not dims:
-        return np.asarray(tensor.nnz)
-    shape = tuple(tensor.shape[d] for d in dims)
-    flat = np.ravel_multi_index([tensor.coords[d] for d in dims], shape) if tensor.nnz else np.zeros(0, np.int64)
-    return np.bincount(flat, minlength=math.prod(shape)).reshape(shape)
+    return entry_counts(tensor, [LETTERS.index(c) for c in kept])
 
 
 # ------------------------------------------------------------------ spread

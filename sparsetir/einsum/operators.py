@@ -608,10 +608,7 @@ def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
     return moved
 
 
-_COMPARED_BY_SCIPY = {
-    **{"less": operator.lt, "greater": operator.gt, "not_equal": operator.ne},
-    **{"less_equal": operator.le, "greater_equal": operator.ge, "equal": operator.eq},
-}
+_COMPARED_BY_SCIPY = {"less": operator.lt, "greater": operator.gt, "not_equal": operator.ne}  # false of two zeros
 SIGNS = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "==", "not_equal": "!="}
 
 

@@ -38,9 +38,9 @@ from sparsetir.interop import (
     to_torch,
 )
 from sparsetir.interop.sources import CompressedSource
+from sparsetir.ir.sizes import LARGEST_INT32
 from sparsetir.utils.memory import check_memory
 
-MAX_INT32 = 2**31 - 1
 MATRICES = {"csr": sp.csr_matrix, "csc": sp.csc_matrix, "coo": sp.coo_matrix, "bsr": sp.bsr_matrix}
 
 
@@ -102,8 +102,9 @@ def distinct_rows(value: Any, name: str, is_sound: Validator = is_sound) -> Any:
         source.check(name, is_sound)
         if source.is_ordered(Level(name, "sparse_variable"), is_sound):
             return value
-    is_wide = source.values.size > MAX_INT32 or max(value.shape) > MAX_INT32
-    idtype = "int64" if is_wide or getattr(value, "indices", np.empty(0, np.int32)).dtype.itemsize > 4 else "int32"
+    is_wide = max(source.values.size, *value.shape) > LARGEST_INT32
+    is_wide = is_wide or (isinstance(source, CompressedSource) and source.indices.dtype.itemsize > 4)
+    idtype = "int64" if is_wide else "int32"
     levels = [Level("rows", "dense_fixed"), Level("columns", "sparse_variable", 0, idtype)]
     stored = store(value, levels, name=name, dtype=source.values.dtype.name, is_sound=is_sound)
     kind = sp.csr_matrix if isinstance(value, sp.spmatrix) else sp.csr_array

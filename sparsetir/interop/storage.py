@@ -24,7 +24,15 @@ from sparsetir.interop.levels import (
     is_sound,
     narrow,
 )
-from sparsetir.interop.sources import CompressedSource, Coordinates, Source, is_one_fiber, is_torch, open_source
+from sparsetir.interop.sources import (
+    UNORDERED,
+    CompressedSource,
+    Coordinates,
+    Source,
+    is_one_fiber,
+    is_torch,
+    open_source,
+)
 from sparsetir.utils.caches import shared_cache
 
 
@@ -287,7 +295,6 @@ class _Placement:
 
 
 _distinct = shared_cache("rows without duplicates", 64)
-UNORDERED = Level("1", "sparse_variable", sorted=False, unique=False)
 
 
 def are_distinct(indptr: Array, indices: Array, rows: int, length: int, is_sound: Validator | None) -> bool:

@@ -19,12 +19,7 @@ FLOATS = ("float16", "float32", "float64")
 # Functions of one element; those that leave zero zero also of what a sparse array stores.
 ELEMENTWISE = ("relu", "tanh", "abs", "negative", "sqrt", "sigmoid", "exp", "gelu", "silu", "log")
 KEEP_ZERO = ("relu", "tanh", "abs", "negative", "sqrt")
-UFUNCS = {
-    "absolute": "abs",
-    "fabs": "abs",
-    "true_divide": "divide",
-    "float_power": "power",
-}  # numpy's names, else equal
+UFUNCS = {"absolute": "abs", "fabs": "abs"}  # numpy's names of functions that are called otherwise here
 OPERATIONS = ("add", "subtract", "multiply", "divide", "power")
 NO_ELEMENTS = "has no elements to select or compare yet: do that with the array before, or with what compute returns"
 
@@ -72,7 +67,7 @@ class Lazy:
 
     @property
     def is_factor(self) -> bool:
-        """Whether it is sparse, transposed or not, or a product of such arrays, which waits for a dense one."""
+        """True of sparse arrays, transposed or not, and of their products, which are computed with a dense array."""
         return self.is_sparse or self.is_turned or self.op == "chain"
 
     def plain(self) -> Lazy:

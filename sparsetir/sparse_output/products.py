@@ -173,18 +173,28 @@ def _by_columns(A: Any, B: Any, mask: Any, *, complement: bool) -> Any:
     """
     if not _are_columns(A, B, mask):
         return None
-    rows, columns = (sp.csr_array, sp.csc_array) if isinstance(A, sp.sparray) else (sp.csr_matrix, sp.csc_matrix)
+    transposes = _row_transposes(A, B)
+    if transposes is None:
+        return None
+    second, first = transposes
+    try:
+        product = matmul(first, second, mask=None if mask is None else mask.T, complement=complement)
+    except (SparseTIRError, ValueError, IndexError):  # the product by rows names the wrong operand
+        return None
+    return _in_columns(A, product)
+
+
+def _row_transposes(A: Any, B: Any) -> tuple[Any, Any] | None:
+    """Return the transposes of a matrix in columns, and of another, in rows; None where those of `B` cannot be made."""
+    rows = sp.csr_array if isinstance(A, sp.sparray) else sp.csr_matrix
     try:
         check_parts(A, "A")
         if not all(map(interop.holds_numbers, (A, B))):
             return None
-        second = interop.compressed_of(rows, A.indptr, A.indices, A.data, A.shape[::-1])
-        first = _transposed_rows(rows, B)
-        product = matmul(first, second, mask=None if mask is None else mask.T, complement=complement)
-    except (SparseTIRError, ValueError, IndexError):
-        # scipy checks what it transposes; the product by rows names the wrong operand.
+        first = interop.compressed_of(rows, A.indptr, A.indices, A.data, A.shape[::-1])
+        return first, _transposed_rows(rows, B)
+    except (SparseTIRError, ValueError, IndexError):  # of scipy, which checks what it transposes
         return None
-    return interop.sorted_rows(columns, product.indptr, product.indices, product.data, product.shape[::-1])
 
 
 COLUMNS = (sp.csc_array, sp.csc_matrix)
@@ -549,21 +559,12 @@ def _transposes(A: Any, B: Any) -> tuple[Any, Any] | None:
         return None
     if max(A.shape) >= MIN_HYPERSPARSE:
         return None
-    rows = sp.csr_array if isinstance(A, sp.sparray) else sp.csr_matrix
-    try:
-        check_parts(A, "A")
-        if not all(map(interop.holds_numbers, (A, B))):
-            return None
-        first = interop.compressed_of(rows, A.indptr, A.indices, A.data, A.shape[::-1])
-        return first, _transposed_rows(rows, B)
-    except (SparseTIRError, ValueError, IndexError):
-        # scipy checks what it transposes; the function of rows names the wrong operand.
-        return None
+    return _row_transposes(A, B)
 
 
 def _in_columns(A: Any, result: Any) -> Any:
     """Return the transpose of a matrix in rows, in the class of `A`."""
-    return interop.sorted_rows(type(A), result.indptr, result.indices, result.data, A.shape)
+    return interop.sorted_rows(type(A), result.indptr, result.indices, result.data, result.shape[::-1])
 
 
 def _mask(mask: Any, shape: tuple[int, int]) -> Any:

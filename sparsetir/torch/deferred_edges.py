@@ -46,7 +46,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Recipe:
-    """How values of edges are computed from tensors. A method returns None for what has no recipe."""
+    """Computation of values of edges from tensors. Methods return None for values without a recipe."""
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         raise NotImplementedError
@@ -491,7 +491,7 @@ class DeferredEdges(Tensor):
 
     @property
     def is_usual(self) -> bool:
-        """Whether the recipe still describes the values: neither they nor their operands were changed otherwise."""
+        """True while neither the values nor their operands were changed otherwise than by the recipe."""
         tensor = self.made
         if self.versions != _versions(self.tensors):
             return False

@@ -162,7 +162,7 @@ EXTREMES = ["ij,j->i", "ij->i", "ij->j", "ij->", "ij,jk->ik", "k,ij->ik", "ij,i-
 @pytest.mark.parametrize("text", EXTREMES)
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_extremes_of_products_with_a_sparse_operand(reduce: str, text: str, dtype: str) -> None:
-    """Of all elements, or with fill=None of stored ones alone; entries are never zero here."""
+    """All elements take part, with fill=None only entries, none of which is zero here."""
     rng = np.random.default_rng(EXTREMES.index(text))
     inputs, output = text.split("->")
     letters = sorted({*inputs} - {","})
