@@ -119,7 +119,9 @@ class CallKey(NamedTuple):
         """Return the values with those that are not ready replaced: by others over their memory, or by copies."""
         values = dict(self.values)
         for name in self.unready:
-            values[name] = _in_reach(values[name])
+            value = values[name]
+            is_reordered = type(value) is ndarray and not value.flags.c_contiguous
+            values[name] = np.array(value, order="C") if is_reordered else _in_reach(value)
         return values
 
 
