@@ -23,7 +23,7 @@
   * Dense rows that are summed are kept in registers as a whole if they are shorter than the default tile. They are kept
     half by half where the rows that they are multiplied with come from the last-level cache: that was measured to be
     faster, presumably because the hardware prefetches the second halves while the first ones of many rows are read.
-  * Small problems run on one core.
+  * Work that one core does in less time than waking the others saves is left to it.
 
 * Searches: `PORTFOLIO` for tuning, `sweep` for the coarse sweep of benchmarks.
 
@@ -124,9 +124,6 @@ def near_bytes(profile: MachineProfile) -> int:
 
 REGISTERS = 8  # registers for a row's results: enough to hide the latency of the multiply-add units
 LEAST_BITS = 32  # minimum bits of an element in a register
-
-SMALL_ELEMENTS, SMALL_SUMS = 1 << 13, 1 << 16  # elements of all arrays; where rows are summed into one number each
-GATHERED = 4  # elements of such sums that take as long as one that is gathered through an index
 
 TIMES_CACHE = 4.0  # operands up to this multiple of the private cache are left to the hardware prefetcher
 NEW = 0.4  # share of the rows in a window that do not repeat, above which prefetching pays
@@ -266,18 +263,43 @@ def changes(
     }
 
 
-def is_small(arrays: Arrays, *, sums_numbers: bool) -> bool:
-    """Return whether the work is too small for a second thread: waking it would take longer.
+def is_small(usage: Usage, arrays: Arrays, profile: MachineProfile, *, sums_numbers: bool) -> bool:
+    """Return whether the work is too small for a second thread: waking it would take longer than it saves.
 
     Parameters
     ----------
+    usage : Usage
     arrays : mapping of str to ndarray
+        Arguments by parameter name.
+    profile : MachineProfile
     sums_numbers : bool
         Whether each entry contributes to one number only, in a sum.
     """
-    if not sums_numbers:
-        return sum(array.size for array in arrays.values()) <= SMALL_ELEMENTS
-    return sum(array.size * (GATHERED if array.dtype.kind in "iu" else 1) for array in arrays.values()) <= SMALL_SUMS
+    seconds = summing_seconds(arrays, profile) if sums_numbers else reading_seconds(usage, arrays, profile)
+    return seconds * (1 - 1 / max(get_num_threads(), 2)) <= profile.wake
+
+
+def summing_seconds(arrays: Arrays, profile: MachineProfile) -> float:
+    """Return the seconds that one core takes to sum products of entries and numbers: small arrays, in its caches."""
+    gathered = sum(array.size for array in arrays.values() if array.dtype.kind in "iu")
+    read = sum(array.nbytes for array in arrays.values())
+    return gathered * min(profile.scalar_load, profile.vector_gather) + read * streamed_seconds(profile)
+
+
+def reading_seconds(usage: Usage, arrays: Arrays, profile: MachineProfile) -> float:
+    """Return the seconds that one core takes to read each entry's row, and all arrays number by number."""
+    near = near_bytes(profile)
+    rows = sum(
+        indices.size * profile.gather_seconds(operand.nbytes // rows, min(operand.nbytes, near))
+        for indices, operand, rows in known(usage.gathers, arrays)
+    )
+    return rows + sum(array.size for array in arrays.values()) * profile.scalar_load
+
+
+def streamed_seconds(profile: MachineProfile) -> float:
+    """Return the seconds of a byte that is read in order from the private cache."""
+    row = profile.row_bytes[-1]
+    return profile.gather_seconds(row, near_bytes(profile)) / row
 
 
 def suitable_prefetch(gathers: Sequence[Gather], arrays: Arrays, *, panel: int = 0) -> int:

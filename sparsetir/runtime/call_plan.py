@@ -704,6 +704,8 @@ class CallPlan:
             return _run_spare(template, dense, halves, out, caller.spare.filler(shape, dtype, out), current, arrays)
         results, separation = Results(result, caller.spare), AliasCheck(self.others, self.written, self.filled)
         has_more = bool(axes or separation.written)
+        if not (result or checks or axes or halves or empty):
+            return _run_in_place(template, dense, separation, current, finish, arrays)
         one = None if has_more or empty else self._validated_inside()
 
         def run(values: Values, passed: Values | None = None) -> Any:
@@ -812,6 +814,31 @@ def _run_spare(
         return array
 
     return run_with_one
+
+
+def _run_in_place(
+    template: list[Any],
+    dense: list[tuple[str, int]],
+    separation: AliasCheck,
+    current: Function,
+    finish: Callable[[list[Any], Values], Any],
+    arrays: Callable[..., dict[str, np.ndarray]],
+) -> Run:
+    """Return the plan of calls of a bound kernel that write to arrays that are passed."""
+    check = separation.check
+
+    def run(values: Values, passed: Values | None = None) -> Any:
+        ready = template.copy()
+        for name, at in dense:
+            ready[at] = values[name]
+        check(ready)
+        if current.waiting:
+            current.next(partial(arrays, ready, []))(*ready)
+        else:
+            current.function(*ready)
+        return finish(ready, passed or values)
+
+    return run
 
 
 def _finish(

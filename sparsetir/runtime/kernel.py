@@ -240,7 +240,7 @@ class Kernel(Saved):
 
     def is_small(self, args: Arguments) -> bool:
         """Return whether waking a second thread takes longer than the work."""
-        return defaults.is_small(args.arrays, sums_numbers=self.sums_numbers(args))
+        return defaults.is_small(self.usage, args.arrays, _profile(), sums_numbers=self.sums_numbers(args))
 
     def sums_numbers(self, args: Arguments) -> bool:
         """Return whether each entry is used for one number of a sum, neither for a row of them nor in a search."""

@@ -453,7 +453,16 @@ class GuardedBound:
     def _watched(self, plan: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
         plain, has_spoilt, fixed = self.plain, self.watch.has_spoilt, self.bound.fixed
         if self.watch.in_kernel:
-            return lambda arguments: _or_plain(lambda **_: plan(arguments), plain, arguments)
+
+            def run_or_plain(arguments: dict[str, Any]) -> Any:
+                try:
+                    return plan(arguments)
+                except (ValueError, RuntimeError) as error:
+                    if not finds_nan(error):
+                        raise
+                return plain(**arguments)
+
+            return run_or_plain
 
         def run(arguments: dict[str, Any]) -> Any:
             result = plan(arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides which loops a kernel gets that nobody tuned."""
+"""Default choices of untuned kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.ir import effects
 from sparsetir.ir.views import decode
 from sparsetir.runtime import call_plan
+from sparsetir.runtime import kernel as runtime_kernel
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.torch.functions import FEATURES
@@ -288,17 +290,23 @@ def test_sparse_results_of_later_calls_are_their_own() -> None:
         np.testing.assert_allclose(out, results[0].data)
 
 
-def test_one_thread_does_what_is_done_before_another_wakes() -> None:
-    """A gathered number takes as long as several that lie side by side, and a row longer than a number."""
+def test_one_thread_does_what_is_done_before_another_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row takes longer to gather than a number, numbers in order less, and some machines wake threads later."""
+    zen = shipped_profile("znver4")
     A = scattered(2000, 2000, 12_000)
     x, X = np.ones(2000, np.float32), np.ones((2000, 2), np.float32)
 
-    def is_serial(op: str, matrix: Any, **arguments: Any) -> bool:
+    def is_serial(op: str, matrix: Any, wake: float, **arguments: Any) -> bool:
+        monkeypatch.setattr(runtime_kernel, "_profile", lambda: replace(zen, wake=wake))
         kernel = sparsetir.build(getattr(sparsetir.ops, op)())
         return kernel.suitable(kernel.prepare({"A": matrix, **arguments})).get("chunks") == 0
 
-    assert [is_serial("spmv", A[:rows], x=x) for rows in (1000, 2000)] == [True, False]
-    assert [is_serial("spmm", A[:rows], B=X) for rows in (200, 1000)] == [True, False]
+    assert [is_serial("spmv", A[:rows], 2e-6, x=x) for rows in (500, 2000)] == [True, False]
+    assert [is_serial("spmm", A[:rows], 5e-6, B=X) for rows in (200, 1000)] == [True, False]
+    assert [is_serial("spmv", A, wake, x=x) for wake in (1e-6, 50e-6)] == [False, True]
+    in_order, gathered = {"a": np.ones(30_000, np.float32)}, {"a": np.ones(30_000, np.int32)}
+    usage = sparsetir.build(sparsetir.ops.spmv()).usage
+    assert [defaults.is_small(usage, a, zen, sums_numbers=True) for a in (in_order, gathered)] == [True, False]
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("spmv", True), ("csr_reduce", True), ("ragged_bmm", False),
@@ -315,7 +323,7 @@ def test_choices_that_are_refused_leave_the_kernel_as_it_is(monkeypatch: pytest.
     A, B = scattered(30, 40, 200), np.ones((40, 8), np.float32)
     kernel = sparsetir.build(sparsetir.ops.spmm())
     monkeypatch.setattr(defaults, "changes", lambda *_args, **_named: {"tile": 3})  # no power of two
-    monkeypatch.setattr(defaults, "SMALL_ELEMENTS", 0)
+    monkeypatch.setattr(defaults, "is_small", lambda *_args, **_named: False)
     bound = kernel.bind(A=A)
     for _ in range(3):
         np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-5)
