@@ -541,6 +541,7 @@ class CallPlan:
         self.written = [at for _, at in self.dense if signature.params[at].name in signature.effects.written]
         self.written += [e.values for e in self.sparse if signature.params[e.values].name in signature.effects.written]
         self.filled = sorted(filled)
+        self.halves = [at for _, at in self.dense if signature.params[at].dtype == "bfloat16"]
         # What every call passes or receives newly allocated is not kept.
         new = {self.place[n] for n in self.made}
         self.template = [None if at in filled or at in new else _ready(value) for at, value in enumerate(template)]
@@ -663,9 +664,12 @@ class CallPlan:
             outputs.append((self.place[name], shape, numpy_dtype(param.dtype), name in signature.effects.covered))
         return outputs
 
-    def _empty(self, shapes: list[tuple[int, tuple[int, ...]]]) -> list[tuple[int, Any]]:
+    def _empty(
+        self, dims: tuple[int, ...], results: list[tuple[int, tuple[int, ...], Any, bool]]
+    ) -> list[tuple[int, Any]]:
         """Return what is passed for arrays without elements, whose strides numpy leaves open."""
         signature = self.caller.signature
+        shapes = [(at, dims[part]) for at, part in self.parts] + [(at, shape) for at, shape, *_ in results]
         if any(n < 0 for _, shape in shapes for n in shape):
             raise PlanMismatch
         if signature.narrow and any(math.prod(shape) > LARGEST_INT32 for _, shape in shapes):
@@ -695,17 +699,15 @@ class CallPlan:
         sizes, rest = self._sized(dims)
         checks = [(entry, *entry.counts(sizes)) for entry in self.sparse]
         result = self._made(rest)
-        empty = self._empty([(at, dims[part]) for at, part in self.parts] + [(at, shape) for at, shape, *_ in result])
+        empty = self._empty(dims, result)
         template = self._filled_in(sizes)
-        dense, axes, finish, arrays = self.dense, self.axes, self.finish, self._arrays
-        halves = [at for _, at in dense if caller.signature.params[at].dtype == "bfloat16"]
-        if self.is_simple and caller.spare is not None and not empty:
-            ((out, shape, dtype, _),) = result
-            return _run_spare(template, dense, halves, out, caller.spare.filler(shape, dtype, out), current, arrays)
+        dense, axes, halves, finish, arrays = self.dense, self.axes, self.halves, self.finish, self._arrays
         results, separation = Results(result, caller.spare), AliasCheck(self.others, self.written, self.filled)
-        has_more = bool(axes or separation.written)
-        if not (result or checks or axes or halves or empty):
+        if self.is_simple and caller.spare is not None and not empty:
+            return _run_spare(template, dense, halves, result[0], caller.spare, current, arrays)
+        if not any((result, checks, axes, halves, empty)):
             return _run_in_place(template, dense, separation, current, finish, arrays)
+        has_more = bool(axes or separation.written)
         one = None if has_more or empty else self._validated_inside()
 
         def run(values: Values, passed: Values | None = None) -> Any:
@@ -725,8 +727,7 @@ class CallPlan:
                 function = current.next(partial(arrays, ready, found))
             elif ordered is not None and ordered.validated >= MOST_VALIDATED and current.checking:
                 current.check(ordered, partial(arrays, ready, found))
-            if halves or empty:
-                _as_passed(ready, halves, empty)
+            _as_passed(ready, halves, empty)
             function(*ready)
             for at, array in found:
                 ready[at] = array
@@ -782,12 +783,14 @@ def _run_spare(
     template: list[Any],
     dense: list[tuple[str, int]],
     halves: list[int],
-    out: int,
-    fill: Callable[[list[Any]], np.ndarray],
+    result: tuple[int, tuple[int, ...], Any, bool],
+    spare: OutputPool,
     current: Function,
     arrays: Callable[..., dict[str, np.ndarray]],
 ) -> Run:
     """Return the plan of most calls of a bound kernel: arrays in, one array out."""
+    out, shape, dtype, _ = result
+    fill = spare.filler(shape, dtype, out)
 
     def run(values: Values, _passed: Values | None = None) -> Any:
         ready = template.copy()
