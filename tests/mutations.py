@@ -95,7 +95,7 @@ OF_PIECES = ("transform/test_decompose.py", "transform/test_decompose_rules.py",
 
 FAULTS = (
     # Passes
-    Fault(LOOPS, "int(gap) == 0 else None", "int(gap) >= -1 else None", OF_LOOPS),
+    Fault(LOOPS, "return lane if is_number(gap, 0) else None", "return lane", OF_LOOPS),
     Fault(LOOPS, "    if _lane(tiles, store) is None:\n", "    if False:\n", OF_LOOPS),
     Fault(LOOPS, "len(loads) == 1 else None", "len(loads) >= 1 else None", OF_LOOPS),
     Fault(ROWS, "combiner is tirx.Max else tirx.max_value", "combiner is tirx.Min else tirx.max_value", OF_ROWS),
@@ -143,7 +143,7 @@ FAULTS = (
     Fault(GRADIENTS, "b.emit(op.divide(b.g, counts))", "b.g", OF_GRADIENTS),
     Fault(GRADIENTS, "b.emit(op.divide(b.g, count))", "b.g", OF_GRADIENTS),
     Fault(GRADIENTS, 'b.taken(b["kinds"], order)', 'b["kinds"]', OF_GRADIENTS),
-    Fault(TORCH, "is_mean:\n            ctx.share = graph", "False:\n            ctx.share = graph", OF_TORCH),
+    Fault(TORCH, "graph.rows.share(x.dtype) if is_mean else None", "None", OF_TORCH),
     Fault(TORCH, "torch.ops.aten.threshold_backward(g.contiguous(), y.detach(), 0)", "g.contiguous()", OF_TORCH),
     Fault(
         TORCH,
@@ -154,7 +154,7 @@ FAULTS = (
     # Registers, scratch and searches
     Fault(REGISTERS, "guards = [*_any_runs(sites), *first.guards]", "guards = first.guards", OF_LOOPS),
     Fault(REGISTERS, "if not sites or not _agree(sites, loop) or not", "if not sites or not", OF_LOOPS),
-    Fault(REGISTERS, "all_same(indices, list(site.store.indices)) and all_same(held, site.guards)", "True", OF_LOOPS),
+    Fault(REGISTERS, "all_same(indices, list(site.store.indices)) and all_same(own_guards", "all_same(own_guards", OF_LOOPS),
     Fault(SCRATCH, "limited = tirx.Min(least, most)", "limited = size", OF_LOOPS),
     Fault(SCRATCH, "return most + 1 if least >= 0 and", "return most + 1 if", OF_LOOPS),
     Fault(

@@ -655,6 +655,10 @@ class CallPlan:
             raise PlanMismatch from None
         return sizes, list(values[len(every) :])
 
+    def _counted(self, known: dict[str, int]) -> list[tuple[CompressedFiller, int, int]]:
+        """Return what fills in each matrix, and how many rows and entries it has."""
+        return [(entry, *entry.counts(known)) for entry in self.sparse]
+
     def _made(self, remaining: list[int]) -> list[tuple[int, tuple[int, ...], Any, bool]]:
         """Place, shape and dtype of the results allocated in every call, and whether all of one is written."""
         signature, outputs = self.caller.signature, []
@@ -697,8 +701,7 @@ class CallPlan:
     def _run(self, dims: tuple[int, ...]) -> Run:
         caller, current = self.caller, self._function(dims)
         sizes, rest = self._sized(dims)
-        checks = [(entry, *entry.counts(sizes)) for entry in self.sparse]
-        result = self._made(rest)
+        checks, result = self._counted(sizes), self._made(rest)
         empty = self._empty(dims, result)
         template = self._filled_in(sizes)
         dense, axes, halves, finish, arrays = self.dense, self.axes, self.halves, self.finish, self._arrays
@@ -727,7 +730,8 @@ class CallPlan:
                 function = current.next(partial(arrays, ready, found))
             elif ordered is not None and ordered.validated >= MOST_VALIDATED and current.checking:
                 current.check(ordered, partial(arrays, ready, found))
-            _as_passed(ready, halves, empty)
+            if halves or empty:
+                _as_passed(ready, halves, empty)
             function(*ready)
             for at, array in found:
                 ready[at] = array
