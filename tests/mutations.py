@@ -154,7 +154,7 @@ FAULTS = (
     # Registers, scratch and searches
     Fault(REGISTERS, "guards = [*_any_runs(sites), *first.guards]", "guards = first.guards", OF_LOOPS),
     Fault(REGISTERS, "if not sites or not _agree(sites, loop) or not", "if not sites or not", OF_LOOPS),
-    Fault(REGISTERS, "all_same(indices, list(site.store.indices)) and all_same(own_guards", "all_same(own_guards", OF_LOOPS),
+    Fault(REGISTERS, "agree = all_same(indices, list(site.store.indices)) and", "agree =", OF_LOOPS),
     Fault(SCRATCH, "limited = tirx.Min(least, most)", "limited = size", OF_LOOPS),
     Fault(SCRATCH, "return most + 1 if least >= 0 and", "return most + 1 if", OF_LOOPS),
     Fault(
