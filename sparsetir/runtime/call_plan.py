@@ -374,7 +374,7 @@ class Function:
 class Results:
     """New arrays for the results of a call."""
 
-    def __init__(self, made: list[tuple[int, tuple[int, ...], Any, bool]], spare: OutputPool | None) -> None:
+    def __init__(self, made: list[NewResult], spare: OutputPool | None) -> None:
         sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype, _ in made]
         self.made = [(*one, _make(covered=one[-1], size=size)) for one, size in zip(made, sizes, strict=True)]
         self.fillers = [
@@ -442,6 +442,7 @@ SMALL_RESULT = 1 << 13  # bytes
 MOST_UNFITTED, UNFITTED_ELEMENTS = 32, 1 << 21  # calls, and elements of their arguments, before a choice is made
 MOST_PLANS, MOST_SHAPES = 64, 64  # of a kernel, and of a plan; then all are forgotten
 
+NewResult: TypeAlias = tuple[int, tuple[int, ...], Any, bool]  # place, shape, dtype, whether all of it is written
 Run: TypeAlias = Callable[..., Any]  # of arguments; and of those that were passed, if these are their memory
 
 
@@ -659,7 +660,7 @@ class CallPlan:
         """Return what fills in each matrix, and how many rows and entries it has."""
         return [(entry, *entry.counts(known)) for entry in self.sparse]
 
-    def _made(self, remaining: list[int]) -> list[tuple[int, tuple[int, ...], Any, bool]]:
+    def _made(self, remaining: list[int]) -> list[NewResult]:
         """Place, shape and dtype of the results allocated in every call, and whether all of one is written."""
         signature, outputs = self.caller.signature, []
         for name in self.made:
@@ -668,9 +669,7 @@ class CallPlan:
             outputs.append((self.place[name], shape, numpy_dtype(param.dtype), name in signature.effects.covered))
         return outputs
 
-    def _empty(
-        self, dims: tuple[int, ...], results: list[tuple[int, tuple[int, ...], Any, bool]]
-    ) -> list[tuple[int, Any]]:
+    def _empty(self, dims: tuple[int, ...], results: list[NewResult]) -> list[tuple[int, Any]]:
         """Return what is passed for arrays without elements, whose strides numpy leaves open."""
         signature = self.caller.signature
         shapes = [(at, dims[part]) for at, part in self.parts] + [(at, shape) for at, shape, *_ in results]
@@ -706,10 +705,8 @@ class CallPlan:
         template = self._filled_in(sizes)
         dense, axes, halves, finish, arrays = self.dense, self.axes, self.halves, self.finish, self._arrays
         results, separation = Results(result, caller.spare), AliasCheck(self.others, self.written, self.filled)
-        if self.is_simple and caller.spare is not None and not empty:
-            return _run_spare(template, dense, halves, result[0], caller.spare, current, arrays)
-        if not any((result, checks, axes, halves, empty)):
-            return _run_in_place(template, dense, separation, current, finish, arrays)
+        if not empty and (short := self._short_run(template, result, separation, current)) is not None:
+            return short
         has_more = bool(axes or separation.written)
         one = None if has_more or empty else self._validated_inside()
 
@@ -738,6 +735,17 @@ class CallPlan:
             return finish(ready, passed or values)
 
         return run
+
+    def _short_run(
+        self, template: list[Any], results: list[NewResult], separation: AliasCheck, current: Function
+    ) -> Run | None:
+        """Return the calls of these sizes if they are simpler than others: dense arrays to one array, new or passed."""
+        dense, halves, spare = self.dense, self.halves, self.caller.spare
+        if self.is_simple and spare is not None:
+            return _run_spare(template, dense, halves, results[0], spare, current, self._arrays)
+        if not any((results, self.sparse, self.axes, halves)):
+            return _run_in_place(template, dense, separation, current, self.finish, self._arrays)
+        return None
 
     def _validated_inside(self) -> CompressedFiller | None:
         """Return the only matrix if a function may validate it while it writes results, else None."""
@@ -787,7 +795,7 @@ def _run_spare(
     template: list[Any],
     dense: list[tuple[str, int]],
     halves: list[int],
-    result: tuple[int, tuple[int, ...], Any, bool],
+    result: NewResult,
     spare: OutputPool,
     current: Function,
     arrays: Callable[..., dict[str, np.ndarray]],
