@@ -44,6 +44,7 @@ SAMPLES, MOST_SAMPLES = 3, 32  # timed calls of each candidate
 BURST = 4  # calls of a candidate that follow one another, of which the first finds its matrix in no cache
 SAMPLED_SECONDS = 1e-3  # that the samples of one candidate should take, where its calls are short
 SHORT_CALL = 20e-6  # seconds: shorter ones are dominated by the call itself, so that an announced format is kept
+TIMED_SHORT = 16  # short calls of which one is timed
 MOST_SHAPES = 64  # of arguments for which the faster kernel is remembered
 
 
@@ -195,18 +196,24 @@ def _least(seconds: list[float]) -> float:
 
 
 class _CountedRun:
-    """A plan that counts its calls, and does not fit once there is another format to try."""
+    """A plan that counts its calls, times some of them, and does not fit once there is another format to try."""
 
     def __init__(self, adaptive: Adaptive, run: Run) -> None:
         self.adaptive, self.run = adaptive, run
+        self.each = self.left = 1  # calls for each timed one, and until the next
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
-        adaptive = self.adaptive
+        self.left -= 1
+        if self.left > 0:
+            return self.run(arguments)
+        adaptive, calls = self.adaptive, self.each
         if adaptive.others or adaptive.is_settled:
             raise PlanMismatch
         start = time.perf_counter()
         result = self.run(arguments)
-        adaptive._count(arguments, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self.each = self.left = TIMED_SHORT if seconds < SHORT_CALL else 1
+        adaptive._count(arguments, calls * seconds, calls)
         return result
 
 
@@ -266,8 +273,8 @@ class Adaptive:
             self.bound.last = key, _CountedRun(self, run)
         return result
 
-    def _count(self, arguments: Mapping[str, Any], seconds: float) -> None:
-        self.calls += 1
+    def _count(self, arguments: Mapping[str, Any], seconds: float, calls: int = 1) -> None:
+        self.calls += calls
         self.seconds += seconds
         if self.calls < self.next_calls or self.seconds < self.next_seconds:
             return
@@ -403,7 +410,9 @@ class Adaptive:
         bound.last = (), None
         if not self.others:
             self.history.append(f"no other format pays within {self.announced} calls")
-            self.is_settled = True
+            self.is_settled = not self.announced or bool(why_not_counted(bound))
+            # If there are more calls than were announced, a format is looked for as if none had been.
+            self.next_calls, self.announced = 2 * (self.announced or 0), None
 
     def _may_pay(self, calls: float, seconds: float) -> bool:
         """Return whether so many calls take much longer than looking for a format."""
@@ -503,16 +512,20 @@ def adaptive(bound: BoundKernel) -> Adaptive | None:
 
 def why_not_adaptive(bound: BoundKernel) -> str:
     """Return why the matrix of a bound kernel stays as it was passed; empty where it may be converted."""
-    kernel, matrices = bound.kernel, _matrices(bound)
+    kernel = bound.kernel
     if kernel.convert is None or kernel.compiled.schedule is not None:
         return "the schedule was given" if kernel.compiled.schedule is not None else "the build does not allow it"
-    if kernel.expected_calls is not None:
-        return ""
+    return "" if kernel.expected_calls is not None else why_not_counted(bound)
+
+
+def why_not_counted(bound: BoundKernel) -> str:
+    """Return why no format is looked for after a number of calls; empty where one may be."""
+    matrices = _matrices(bound)
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     if len(matrices) != 1:
         return "it is for a single bound matrix or tensor"
-    if kernel.signature.effects.updated:
+    if bound.kernel.signature.effects.updated:
         return "the program updates its results"
     return "" if _entries(bound.fixed[matrices[0]]) >= MIN_ENTRIES else "the matrix is small"
 

@@ -128,10 +128,10 @@ def test_a_conversion_that_ends_within_a_call_is_the_last(monkeypatch: pytest.Mo
     A, arguments = blocks(), operand("spmv")
     bound, count = sparsetir.build(ops.spmv()).bind(A=A), adaptive.Adaptive._count
 
-    def ends_before(self: Any, given: Any, seconds: float) -> None:
+    def ends_before(self: Any, given: Any, seconds: float, calls: int = 1) -> None:
         if len(jobs) == 1 and not self.others and self.calls + 1 >= self.next_calls:
             jobs[0][0](*jobs[0][1:])
-        count(self, given, max(seconds, 1.0))  # so that time is no reason against another one
+        count(self, given, max(seconds, 1.0), calls)  # so that time is no reason against another one
 
     monkeypatch.setattr(adaptive.Adaptive, "_count", ends_before)
     for _ in range(24):
@@ -386,6 +386,41 @@ def test_a_format_is_looked_for_only_where_the_announced_calls_take_long(calls: 
         np.testing.assert_allclose(bound(**arguments), A @ arguments["x"], rtol=1e-4, atol=1e-4)
     assert not looked
     assert bound.explain() == f"no other format pays within {calls} calls"
+
+
+@pytest.mark.usefixtures("eager")
+def test_more_calls_than_were_announced_are_counted_as_if_none_had_been(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, arguments = blocks(), operand("spmv")
+    bound = sparsetir.build(ops.spmv(), expected_calls=3).bind(A=A)
+    with monkeypatch.context() as patch:
+        patch.setattr(heuristics, "is_worth_looking", lambda *_: False)
+        for _ in range(4):
+            np.testing.assert_allclose(bound(**arguments), A @ arguments["x"], rtol=1e-4, atol=1e-4)
+    assert bound.explain() == "no other format pays within 3 calls"
+    until_converted(bound, arguments)
+    other_wins(bound, is_faster=True)
+    for factor in (1, 2):
+        A.data *= factor
+        np.testing.assert_allclose(bound(**arguments), A @ arguments["x"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 1e-3])
+def test_short_calls_are_timed_once_in_several(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[tuple[float, int]] = []
+
+    class Counter:
+        others, is_settled = (), False
+
+        def _count(self, _arguments: Any, seconds: float, calls: int) -> None:
+            counted.append((seconds, calls))
+
+    clock = iter(range(1000))
+    monkeypatch.setattr(adaptive.time, "perf_counter", lambda: next(clock) * seconds)
+    run = adaptive._CountedRun(Counter(), lambda _arguments: "result")
+    assert [run({}) for _ in range(33)] == ["result"] * 33
+    assert sum(calls for _, calls in counted) == 33
+    assert sum(seconds for seconds, _ in counted) == pytest.approx(33 * seconds)
+    assert len(counted) == (33 if seconds > adaptive.SHORT_CALL else 3)
 
 
 # ---------------------------------------------------------------- operands that begin within a cache line
