@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 STAGED_LANES = 8
 MOST_STAGED = 4096
+MOST_LANES = 64
 
 DECLARED = (
     Choice(
@@ -44,8 +45,8 @@ DECLARED = (
         "Nonzeros of a ragged row that are summed side by side, the last of them under a mask; a power of two. 0 "
         "leaves the loop to LLVM.",
         0,
-        "0 or a power of two from 2 on",
-        lambda lanes: lanes == 0 or (is_power(lanes) and lanes > 1),
+        f"0 or a power of two from 2 to {MOST_LANES}",
+        lambda lanes: lanes == 0 or (is_power(lanes) and 1 < lanes <= MOST_LANES),
         (0, 4, 8, 16),
     ),
 )

@@ -49,6 +49,7 @@ MOST_ROWS = 128
 HEADS = 8  # maximum registers of rows computed together that share only the loop over entries
 PAIR = 2  # minimum registers of a row that is long enough: one broadcast factor then serves two products
 TILES = (8, 16, 32, 64, 128)
+LONGEST_TILE, MOST_UNROLLED = 1 << 14, 64  # more would make code that takes LLVM minutes
 CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
 
 
@@ -68,8 +69,8 @@ DECLARED = (
         "tile",
         "Elements of a row kept in registers, of the result or of what several sums share; a power of two.",
         64,
-        "a power of two",
-        is_power,
+        f"a power of two up to {LONGEST_TILE}",
+        lambda tile: is_power(tile) and tile <= LONGEST_TILE,
         tiles,
     ),
     Choice(
@@ -85,8 +86,8 @@ DECLARED = (
         "unroll",
         "Nonzeros per step of the innermost ragged loop.",
         1,
-        "at least 1",
-        lambda unroll: unroll >= 1,
+        f"from 1 to {MOST_UNROLLED}",
+        lambda unroll: 1 <= unroll <= MOST_UNROLLED,
         (1, 2, 4, 8),
     ),
     Choice(

@@ -22,6 +22,7 @@ from sparsetir.blocks.results import (
     Checkpoint,
     NpyResult,
     WriteBehind,
+    check_apart,
     check_new,
     check_path,
     digest,
@@ -221,7 +222,7 @@ def product(store: Store, memory: int, operand: Array, *, is_along: bool, out: A
         Of memory for results that are not written.
     """
     if out is not None:
-        check_path(out)
+        check_apart(check_path(out), operand)
     plan = plan_product(store, memory, operand, is_along, out)
     dtype = compute_dtype(store.data.dtype, operand.dtype)
     shape = (store.lines[not is_along], operand.shape[1])

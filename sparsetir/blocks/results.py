@@ -359,6 +359,13 @@ def check_path(path: Any) -> Path:
     return path
 
 
+def check_apart(path: Path, operand: Any) -> None:
+    """Raise if a result would replace the file that an operand is read from."""
+    file = getattr(operand, "filename", None)
+    if file is not None and path.exists() and path.samefile(file):
+        raise ArgumentError(f"out: expected another file than the dense operand's, got {path}. Choose another name.")
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the disk has the names in a folder: a rename may otherwise be lost with the power."""
     handle = os.open(folder, os.O_RDONLY)
@@ -607,6 +614,7 @@ __all__ = [
     "FileResult",
     "NpyResult",
     "beside",
+    "check_apart",
     "check_new",
     "check_path",
     "digest",

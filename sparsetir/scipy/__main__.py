@@ -7,6 +7,7 @@ import argparse
 import os
 import runpy
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from sparsetir.scipy import accelerate
@@ -24,6 +25,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
+    if options.is_module and not _is_module(options.script):
+        parser.error(f"there is no module {options.script}")
     if not options.is_module and not Path(options.script).exists():
         parser.error(f"there is no file {options.script}")
     if options.threads is not None and options.threads < 1:
@@ -39,6 +42,14 @@ def main(arguments: list[str] | None = None) -> None:
         finally:
             if options.report:
                 print(acceleration.report(), file=sys.stderr)
+
+
+def _is_module(name: str) -> bool:
+    """Return whether Python finds a module; the packages that it stands in are imported."""
+    try:
+        return find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError):  # of a package, and of names such as "." and "__main__"
+        return False
 
 
 def _search_beside(script: Path) -> None:

@@ -51,6 +51,7 @@ def test_pca_writes_components(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["spmm", "A", "--dense", "A/shape.npy", "--out", "C.npy"], "expected 40 rows"),
         (["spmm", "A", "--dense", "missing.npy", "--out", "C.npy"], "missing.npy"),
+        (["spmm", "A", "--dense", "B.npy", "--out", "B.npy"], "expected another file than the dense operand's"),
         (["spmm", "A", "--dense", "B.npy", "--out", "no/C.npy"], "expected a .npy file in a folder that exists"),
         (["spmm", "A", "--dense", "B.npy", "--out", "C.npy", "--memory", "9K"], "expected"),
         (["spmm", "B.npy", "--dense", "B.npy", "--out", "C.npy"], "expected a folder of .npy files"),
@@ -62,3 +63,4 @@ def test_wrong_use_is_a_sentence(arguments: list[str], message: str, capsys: pyt
     assert main(arguments) == WRONG_USE
     assert message in capsys.readouterr().err
     assert not Path("C.npy").exists()
+    assert np.load("B.npy").shape == (40, 3)

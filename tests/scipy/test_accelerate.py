@@ -359,7 +359,11 @@ def test_a_script_sees_the_modules_that_python_shows_it(place: str, tmp_path: Pa
 
 
 def test_a_command_line_without_sense() -> None:
-    for arguments, fault in ((["--threads", "0", __file__], "--threads: expected"), (["none.py"], "no file none.py")):
+    for arguments, fault in (
+        (["--threads", "0", __file__], "--threads: expected"),
+        (["none.py"], "no file none.py"),
+        (["-m", "none.such"], "no module none.such"),
+    ):
         command = [sys.executable, "-m", "sparsetir.scipy", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2
