@@ -311,6 +311,22 @@ class Gather:
 
 
 @dataclass(frozen=True)
+class Starts:
+    """The initial values of reductions, which are their results where there is nothing to reduce.
+
+    Parameters
+    ----------
+    indices : sequence of str
+        Index arrays of axes that are reduced: if one of them is empty, so is each reduction.
+    values : mapping of str to float
+        By the names of the results.
+    """
+
+    indices: Sequence[str]
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Usage:
     """The uses that a program makes of its parameters, by their names.
 
@@ -326,6 +342,8 @@ class Usage:
     widths : sequence of (str, str, int)
         Sizes that no sparse axis depends on, such as the columns of a dense operand, each with a dense array and its
         dimension of this size.
+    starts : Starts, optional
+        What results are without entries; None where that is not known.
     """
 
     gathers: Sequence[Gather]
@@ -333,11 +351,19 @@ class Usage:
     sums: Sequence[str]
     rows: Sequence[tuple[str, int]]
     widths: Sequence[tuple[str, str, int]] = ()
+    starts: Starts | None = None
 
     @classmethod
     def of(cls, program: Program) -> Usage:
         """Return the usage of a program's parameters."""
-        return cls(gathers(program), row_pointers(program), ragged_sums(program), dense_sums(program), widths(program))
+        return cls(
+            gathers(program),
+            row_pointers(program),
+            ragged_sums(program),
+            dense_sums(program),
+            widths(program),
+            initial_values(program),
+        )
 
 
 # ------------------------------------------------------------------ programs
@@ -354,6 +380,24 @@ def gathers(program: Program) -> list[Gather]:
                 if subscript in listed:
                     unique[Gather(listed[subscript], storage, d)] = None
     return list(unique)
+
+
+def initial_values(program: Program) -> Starts | None:
+    """Return the initial values of a program's reductions; None unless it is one iteration that starts from numbers."""
+    iteration = program.iterations[0] if len(program.iterations) == 1 else None
+    if iteration is None or iteration.block.init is None:
+        return None
+    entries = [entry for entry in iteration.entries if len(entry.axes) == 1 and set(entry.kinds) == {"R"}]
+    indices = [str(axis.indices.name) for entry in entries for axis in entry.axes if axis.indices is not None]
+    values: dict[str, float] = {}
+    for store in collect(iteration.block.init, tirx.BufferStore):
+        buffer = program.buffers.get(store.buffer)
+        if buffer is None or not isinstance(store.value, (tirx.FloatImm, tirx.IntImm)):
+            return None
+        values[str(buffer.storage.name)] = store.value.value
+    written = [program.buffers.get(store.buffer) for store in collect(iteration.block.body, tirx.BufferStore)]
+    is_known = {None if buffer is None else str(buffer.storage.name) for buffer in written} == set(values)
+    return Starts(indices, values) if indices and is_known else None
 
 
 def dense_accesses(program: Program, iteration: SpIter) -> Iterator[tuple[str, list[Any]]]:

@@ -190,6 +190,8 @@ class Kernel(Saved):
         """
         if self.compiled.schedule is not None:
             return None, 0
+        if (filling := self.filling(args)) is not None:
+            return lambda: filling, 0
         changes, narrow = self.suitable(args), defaults.narrow_sizes(self.usage, args.arrays)
         registers, written = Registers.of(self.target), self.signature.effects.written
         copied = defaults.unaligned_operand(self.usage, args.arrays, registers, written)
@@ -215,6 +217,25 @@ class Kernel(Saved):
             return AlignedOperand(function, place, on_copies)
 
         return fit, after
+
+    def filling(self, args: Arguments) -> Callable[..., Any] | None:
+        """Return a function that writes initial values to the results if nothing is reduced into them; else None."""
+        starts, params = self.usage.starts, self.signature.params
+        arrays = [] if starts is None else [args.arrays.get(name) for name in starts.indices]
+        if starts is None or not any(array is not None and not array.size for array in arrays):
+            return None
+        if not self.signature.effects.covered.issuperset(starts.values):
+            return None
+        places = [(place, starts.values[p.name]) for place, p in enumerate(params) if p.name in starts.values]
+
+        def fill(*ready: Any) -> None:
+            if not all(type(ready[place]) is np.ndarray for place, _ in places):
+                self.function(*ready)  # of arrays that numpy does not have, such as halves
+                return
+            for place, value in places:
+                ready[place].fill(value)
+
+        return fill
 
     def checked(self, args: Arguments) -> Callable[..., Any] | None:
         """Return a function for such arguments that validates the index arrays as it reads them, or None."""

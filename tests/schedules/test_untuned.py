@@ -12,12 +12,15 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  (names bfloat16 for numpy)
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from tvm.script import sparsetir as T
 
 import sparsetir
 from corpus import BY_NAME
@@ -307,6 +310,46 @@ def test_one_thread_does_what_is_done_before_another_wakes(monkeypatch: pytest.M
     in_order, gathered = {"a": np.ones(30_000, np.float32)}, {"a": np.ones(30_000, np.int32)}
     usage = sparsetir.build(sparsetir.ops.spmv()).usage
     assert [defaults.is_small(usage, a, zen, sums_numbers=True) for a in (in_order, gathered)] == [True, False]
+
+
+@T.prim_func
+def row_maximum(a: T.handle, y: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([I, J], "SR", "row_maximum") as [i, j]:
+        with T.init():
+            Y[i] = T.float32("-inf")
+        Y[i] = T.max(Y[i], A[i, j])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bfloat16"])
+@pytest.mark.parametrize("is_bound", [True, False])
+@pytest.mark.parametrize("passed", [True, False])
+def test_results_without_entries_are_initial_values(dtype: str, is_bound: bool, passed: bool) -> None:
+    """They are written without a loop over rows, also between calls with entries."""
+    kernel, shape, numbers = sparsetir.build(ops.spmv(dtype=dtype)), (300, 5), np.dtype(dtype)
+    full = sp.random_array(shape, density=0.5, format="csr", rng=np.random.default_rng(0))
+    full.data[:] = 1
+    for A in (empty := sp.csr_array(shape), full, empty):
+        arrays = {"a": A.data.astype(numbers), "indptr": A.indptr, "indices": A.indices}
+        call = kernel.bind(**arrays) if is_bound else partial(kernel, **arrays)
+        for value in (3, np.inf) if dtype != "int8" and not A.nnz else (3,):
+            x = np.full(shape[1], value).astype(numbers)
+            for _ in range(3):
+                out = {"y": np.full(shape[0], 7).astype(numbers)} if passed else {}
+                expected = A @ np.full(shape[1], 3.0)
+                np.testing.assert_array_equal(call(x=x, **out).astype(np.float64), expected)
+
+
+def test_maxima_without_entries_are_the_least_number() -> None:
+    kernel = sparsetir.build(row_maximum)
+    for matrix in (sp.csr_array((40, 7), dtype="float32"), scattered(40, 7, 30)):
+        rows = np.diff(matrix.indptr)
+        for call in (partial(kernel, A=matrix), kernel.bind(A=matrix)):
+            for _ in range(3):
+                np.testing.assert_array_equal(call(), np.where(rows, matrix.toarray().max(axis=1), -np.inf))
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("spmv", True), ("csr_reduce", True), ("ragged_bmm", False),
