@@ -150,7 +150,8 @@ NEAR = 0.5  # share of the private cache up to which the operand of sums in lane
 STAGED_ROWS = 64
 STAGED_MEAN = 10  # mean entries of rows of varying lengths up to which terms are staged
 STAGED_LANES = (8, 16)  # of which the first are taken where most rows have no more entries
-GATHERED_LONG = 64  # mean entries of a row from which on lanes pay where LLVM gathers numbers one by one
+# Mean entries of a row from which on lanes pay where LLVM gathers numbers one by one, of near operands and of others.
+GATHERED_NEAR, GATHERED_LONG = 16, 64
 
 # Cache lines that the vectors of a gathered row read, as a multiple of those of an aligned row, from which on calls
 # with a copy are timed. The first is for vectors that are a line, of which each that lies in two takes twice as long.
@@ -429,7 +430,8 @@ def lanes_for(rows: int, mean: float, *, is_regular: bool, own_sums: OwnSums | N
         return _lanes_in_order(mean, is_regular)
     is_mispredicted = not is_regular and rows >= LEARNT and STAGED_MEAN < mean < 4 * LANES
     is_near = operand <= NEAR * private_cache()
-    return LANES if (is_mispredicted and is_near) or (mean >= GATHERED_LONG and not own_sums.gathers) else 0
+    is_long = mean >= (GATHERED_NEAR if is_near else GATHERED_LONG) and not own_sums.gathers
+    return LANES if is_long or (is_mispredicted and is_near) else 0
 
 
 def _lanes_in_order(mean: float, is_regular: bool) -> int:

@@ -368,9 +368,10 @@ def test_lanes_where_rows_differ_in_length(lengths: list[int], wanted: int) -> N
         ([7, 19, 5, 22] * 999, False, 4),
         ([5, 9, 2, 12] * 99, True, 0),  # so few that the processor knows their lengths
         ([30, 10, 40, 50] * 4000, True, 0),
-        ([30, 10, 40, 50] * 4000, False, 0),
+        ([30, 10, 40, 50] * 4000, False, 4),  # without vector gathers, of an operand near by
+        ([13, 14, 15, 16] * 9, False, 0),
         ([130, 110, 140, 150] * 999, True, 0),
-        ([130, 110, 140, 150] * 9, False, 4),  # long, without vector gathers
+        ([130, 110, 140, 150] * 9, False, 4),
         ([], True, 0),
     ],
 )
@@ -395,13 +396,21 @@ def test_many_short_rows_of_varying_lengths_are_staged(lengths: list[int], lanes
     assert defaults.suitable_sums(RAGGED, arrays, OwnSums(True)) == wanted
 
 
-def test_lanes_only_where_the_gathered_operand_is_near() -> None:
-    lengths = [7, 19, 5, 22] * 999
+@pytest.mark.parametrize(
+    ("lengths", "gathers", "near", "far"),
+    [
+        ([7, 19, 5, 22] * 999, True, 4, 0),
+        ([30] * 999, False, 4, 0),
+        ([30] * 999, True, 0, 0),
+        ([70] * 999, False, 4, 4),
+    ],
+)
+def test_lanes_of_near_and_far_operands(lengths: list[int], gathers: bool, near: int, far: int) -> None:
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     usage = effects.Usage.of(decode(sparsetir.ops.spmv()))
-    for elements, wanted in ((1000, {"lanes": 4}), (private_cache(), {})):
+    for elements, lanes in ((1000, near), (private_cache(), far)):
         arrays = {"indptr": indptr, "indices": np.zeros(indptr[-1], np.int32), "x_data": np.zeros(elements, np.float32)}
-        assert defaults.suitable_sums(usage, arrays, OwnSums(True)) == wanted
+        assert defaults.suitable_sums(usage, arrays, OwnSums(gathers)) == ({"lanes": lanes} if lanes else {})
 
 
 def test_llvm_sums_rows_in_vectors_where_terms_may_come_in_any_order() -> None:

@@ -122,12 +122,13 @@ def _lanes(case: Recording, untuned: np.ndarray) -> int | None:
     if case.kind != "spmv":
         return None
     facts = dict(zip(case.names, untuned.tolist(), strict=False))
-    rows, mean = (2.0 ** facts[name] - 1 for name in ("rows", "row_mean"))
+    rows, columns, mean = (2.0 ** facts[name] - 1 for name in ("rows", "columns", "row_mean"))
     own_sums = OwnSums(not case.mcpu.startswith("znver"))  # AMD's vector gathers are avoided
     is_regular = facts["row_cv"] * mean < 0.5
     if not is_regular and rows >= defaults.LEARNT and mean <= defaults.STAGED_MEAN:
         return defaults.LANES  # today's terms are staged, which no point did
-    return defaults.lanes_for(int(rows), mean, is_regular=is_regular, own_sums=own_sums)
+    operand = int(columns * facts["work_itemsize"])
+    return defaults.lanes_for(int(rows), mean, is_regular=is_regular, own_sums=own_sums, operand=operand)
 
 
 def _panel(case: Recording, untuned: np.ndarray) -> int:
