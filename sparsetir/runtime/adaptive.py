@@ -525,8 +525,11 @@ def why_not_counted(bound: BoundKernel) -> str:
         return f"{SWITCH} is 0"
     if len(matrices) != 1:
         return "it is for a single bound matrix or tensor"
-    if bound.kernel.signature.effects.updated:
+    effects = bound.kernel.signature.effects
+    if effects.updated:
         return "the program updates its results"
+    if not bound.args.arrays.keys().isdisjoint(effects.written):
+        return "a result is bound, which a background thread must not write to"
     return "" if _entries(bound.fixed[matrices[0]]) >= MIN_ENTRIES else "the matrix is small"
 
 

@@ -406,10 +406,21 @@ def _make(*, covered: bool, size: int) -> Callable[..., np.ndarray]:
 
 
 class AliasCheck:
-    """Checks that arrays to be written lie apart from all others, unless they are those of the last call."""
+    """Checks that arrays to be written lie apart from all others, unless they are those of the last call.
 
-    def __init__(self, fixed: list[np.ndarray], written: list[int], passed: list[int]) -> None:
-        self.fixed, self.written, self.passed = fixed, written, passed
+    Parameters
+    ----------
+    fixed, outputs : list of ndarray
+        Arrays that every call has, and those of them that are written.
+    written, passed : list of int
+        Places of the written arrays that a call passes, and of all that it passes.
+    """
+
+    def __init__(
+        self, fixed: list[np.ndarray], outputs: list[np.ndarray], written: list[int], passed: list[int]
+    ) -> None:
+        self.fixed, self.outputs, self.written, self.passed = fixed, outputs, written, passed
+        self.is_needed = bool(outputs or written)
         self.last: list[tuple[int, weakref.ref[Any]]] = []
 
     def check(self, ready: list[Any]) -> None:
@@ -423,6 +434,9 @@ class AliasCheck:
         for at in self.written:
             inputs = [*self.fixed, *(ready[n] for n in self.passed if n != at)]
             if any(np.may_share_memory(ready[at], array) for array in inputs):
+                raise PlanMismatch
+        for output in self.outputs:
+            if any(np.may_share_memory(output, ready[at]) for at in self.passed):
                 raise PlanMismatch
         self.last = [(at, weakref.ref(ready[at])) for at in self.passed]
 
@@ -620,6 +634,7 @@ class CallPlan:
         if len(raw) < len(self.dense) or any(raw & set(e.places) for e in self.sparse):
             raise PlanMismatch
         self.others = [a for n, a in self.held.items() if self.place[n] not in filled]
+        self.outputs = [self.held[n] for n in self.caller.signature.effects.written if n in self.held]
 
     # ------------------------------------------------------------------ a call
 
@@ -704,10 +719,11 @@ class CallPlan:
         empty = self._empty(dims, result)
         template = self._filled_in(sizes)
         dense, axes, halves, finish, arrays = self.dense, self.axes, self.halves, self.finish, self._arrays
-        results, separation = Results(result, caller.spare), AliasCheck(self.others, self.written, self.filled)
+        results = Results(result, caller.spare)
+        separation = AliasCheck(self.others, self.outputs, self.written, self.filled)
         if not empty and (short := self._short_run(template, result, separation, current)) is not None:
             return short
-        has_more = bool(axes or separation.written)
+        has_more = bool(axes or separation.is_needed)
         one = None if has_more or empty else self._validated_inside()
 
         def run(values: Values, passed: Values | None = None) -> Any:
@@ -754,7 +770,7 @@ class CallPlan:
 
     def _check_raw(self, ready: list[Any], known: dict[str, int], separation: AliasCheck) -> None:
         """Index arrays that come by name, and arrays to be written."""
-        if separation.written:
+        if separation.is_needed:
             separation.check(ready)
         if not self.axes or not checks_are_on():
             return

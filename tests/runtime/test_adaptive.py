@@ -404,6 +404,21 @@ def test_more_calls_than_were_announced_are_counted_as_if_none_had_been(monkeypa
         np.testing.assert_allclose(bound(**arguments), A @ arguments["x"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("op", ["spmm", "spmv"])
+def test_a_bound_result_is_written_by_calls_only(op: str) -> None:
+    """A conversion that tries formats on a thread would write the results of an earlier call to it."""
+    A, arguments = blocks(), operand(op)
+    expected = A @ next(iter(arguments.values()))
+    out = {"C" if op == "spmm" else "y": np.zeros_like(expected)}
+    bound = sparsetir.build(getattr(ops, op)()).bind(A=A, **out)
+    for _ in range(6):
+        assert bound(**arguments) is next(iter(out.values()))
+        np.testing.assert_allclose(next(iter(out.values())), expected, rtol=1e-4, atol=1e-4)
+    assert bound.adaptive is None
+    assert bound.explain().endswith("because a result is bound, which a background thread must not write to")
+
+
 @pytest.mark.parametrize("seconds", [1e-6, 1e-3])
 def test_short_calls_are_timed_once_in_several(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[tuple[float, int]] = []

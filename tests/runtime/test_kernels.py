@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from corpus import BY_NAME, CASES, LARGE_KIND, SMALL_KINDS, Case
 from corpus.running import check, copied, draw, run
 from each import FULL, on, share
 from sparsetir import SparseTensor, formats
+from sparsetir.errors import ArgumentError
 from sparsetir.ir.interpreter import interpret
 
 pytestmark = pytest.mark.optimised
@@ -175,6 +177,30 @@ def test_a_bound_kernel_writes_to_memory_that_nobody_has() -> None:
     where = third.ctypes.data
     del third
     assert bound(B=other).ctypes.data == where
+
+
+@pytest.mark.parametrize("before", [0, 1, 4])
+@pytest.mark.parametrize("format", ["csr", "bsr"])
+@pytest.mark.parametrize("is_bound", [True, False])
+@pytest.mark.parametrize("op", ["spmv", "spmm"])
+def test_results_and_operands_that_share_memory_are_refused_at_any_call(
+    op: str, is_bound: bool, format: str, before: int
+) -> None:
+    """Be the result bound or passed, and whatever calls came before."""
+    rng, operand, result = np.random.default_rng(0), *(("x", "y") if op == "spmv" else ("B", "C"))
+    A = sp.random_array((48, 48), density=0.2, format="csr", dtype="float32", rng=rng)
+    shape = (48,) if op == "spmv" else (48, 8)
+    memory = rng.standard_normal(96 * 8).astype("float32")
+    out, apart, shifted = (memory[at : at + math.prod(shape)].reshape(shape) for at in (0, 48 * 8, 5))
+    program = getattr(sparsetir.ops, op)()
+    program = program if format == "csr" else sparsetir.decompose_format(program, {"A": sparsetir.formats.bsr(4, 4)})
+    bound = sparsetir.build(program).bind(A=A, **({result: out} if is_bound else {}))
+    passed = {} if is_bound else {result: out}
+    for overlapping in (out, shifted):
+        for _ in range(before):
+            np.testing.assert_allclose(bound(**{operand: apart}, **passed), A @ apart, rtol=1e-4, atol=1e-4)
+        with pytest.raises(ArgumentError, match="share memory"):
+            bound(**{operand: overlapping}, **passed)
 
 
 # ---------------------------------------------------------------------------------------------- later calls
