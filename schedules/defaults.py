@@ -264,7 +264,7 @@ def changes(
     }
 
 
-def is_small(usage: Usage, arrays: Arrays, profile: MachineProfile, *, sums_numbers: bool) -> bool:
+def is_small(usage: Usage, arrays: Arrays, profile: MachineProfile, *, steps: float, sums_numbers: bool) -> bool:
     """Return whether the work is too small for a second thread: waking it would take longer than it saves.
 
     Parameters
@@ -273,11 +273,14 @@ def is_small(usage: Usage, arrays: Arrays, profile: MachineProfile, *, sums_numb
     arrays : mapping of str to ndarray
         Arguments by parameter name.
     profile : MachineProfile
+    steps : float
+        How often the bodies of all iterations run.
     sums_numbers : bool
         Whether each entry contributes to one number only, in a sum.
     """
-    seconds = summing_seconds(arrays, profile) if sums_numbers else reading_seconds(usage, arrays, profile)
-    return seconds * (1 - 1 / max(get_num_threads(), 2)) <= profile.wake
+    reading = summing_seconds(arrays, profile) if sums_numbers else reading_seconds(usage, arrays, profile)
+    computing = steps * (2 / max(profile.fma.values()) + usage.functions * profile.fma_latency)
+    return max(reading, computing) * (1 - 1 / max(get_num_threads(), 2)) <= profile.wake
 
 
 def summing_seconds(arrays: Arrays, profile: MachineProfile) -> float:

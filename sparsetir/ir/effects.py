@@ -310,6 +310,15 @@ class Gather:
     dimension: int
 
 
+MATHEMATICAL = frozenset(
+    f"tirx.{name}"
+    for name in (
+        *("exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "pow", "sqrt", "rsqrt", "sigmoid", "erf", "tanh"),
+        *("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "hypot"),
+    )
+)
+
+
 @dataclass(frozen=True)
 class Starts:
     """The initial values of reductions, which are their results where there is nothing to reduce.
@@ -344,6 +353,8 @@ class Usage:
         dimension of this size.
     starts : Starts, optional
         What results are without entries; None where that is not known.
+    functions : int
+        Calls of mathematical functions, such as exp, in the bodies of iterations.
     """
 
     gathers: Sequence[Gather]
@@ -352,6 +363,7 @@ class Usage:
     rows: Sequence[tuple[str, int]]
     widths: Sequence[tuple[str, str, int]] = ()
     starts: Starts | None = None
+    functions: int = 0
 
     @classmethod
     def of(cls, program: Program) -> Usage:
@@ -363,6 +375,7 @@ class Usage:
             dense_sums(program),
             widths(program),
             initial_values(program),
+            mathematical_calls(program),
         )
 
 
@@ -398,6 +411,12 @@ def initial_values(program: Program) -> Starts | None:
     written = [program.buffers.get(store.buffer) for store in collect(iteration.block.body, tirx.BufferStore)]
     is_known = {None if buffer is None else str(buffer.storage.name) for buffer in written} == set(values)
     return Starts(indices, values) if indices and is_known else None
+
+
+def mathematical_calls(program: Program) -> int:
+    """Return the number of calls of mathematical functions in the bodies of iterations."""
+    calls = (call for iteration in program.iterations for call in collect(iteration.block.body, Call))
+    return sum(isinstance(call.op, ir.Op) and call.op.name in MATHEMATICAL for call in calls)
 
 
 def dense_accesses(program: Program, iteration: SpIter) -> Iterator[tuple[str, list[Any]]]:

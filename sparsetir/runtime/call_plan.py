@@ -340,16 +340,16 @@ class Function:
         self.checked: Callable[..., Any] | None = None
         self.checking = [] if caller.checked is None else [caller.checked]
 
-    def check(self, entry: CompressedFiller, arrays: Callable[[], dict[str, np.ndarray]]) -> None:
+    def check(self, entry: CompressedFiller, arguments: Callable[[], Arguments]) -> None:
         """From now on have one for these arrays at hand that validates those of a matrix, if there is one."""
         try:
             checking = self.checking.pop()
         except IndexError:  # another thread has it
             return
-        checked = checking(Arguments(arrays()))
+        checked = checking(arguments())
         self.checked = None if checked is None else partial(_call_checked, checked, entry)
 
-    def next(self, arrays: Callable[[], dict[str, np.ndarray]]) -> Callable[..., Any]:
+    def next(self, arguments: Callable[[], Arguments]) -> Callable[..., Any]:
         """Return what to call now, with these arrays."""
         self.left -= 1
         if self.left >= 0:
@@ -359,7 +359,7 @@ class Function:
         except IndexError:  # another thread has it
             return self.function
         if fit is None:
-            fit, after = fitting(Arguments(arrays()))
+            fit, after = fitting(arguments())
             if fit is None:
                 return self.function
             self.left = after - self.unfitted
@@ -718,10 +718,11 @@ class CallPlan:
         checks, result = self._counted(sizes), self._made(rest)
         empty = self._empty(dims, result)
         template = self._filled_in(sizes)
-        dense, axes, halves, finish, arrays = self.dense, self.axes, self.halves, self.finish, self._arrays
+        dense, axes, halves, finish = self.dense, self.axes, self.halves, self.finish
+        arguments = partial(self._arguments, sizes)
         results = Results(result, caller.spare)
         separation = AliasCheck(self.others, self.outputs, self.written, self.filled)
-        if not empty and (short := self._short_run(template, result, separation, current)) is not None:
+        if not empty and (short := self._short_run(template, result, separation, current, arguments)) is not None:
             return short
         has_more = bool(axes or separation.is_needed)
         one = None if has_more or empty else self._validated_inside()
@@ -740,9 +741,9 @@ class CallPlan:
             found = results.fill(ready)
             function = checked or current.function
             if checked is None and current.waiting:  # another thread may wait again meanwhile
-                function = current.next(partial(arrays, ready, found))
+                function = current.next(partial(arguments, ready, found))
             elif ordered is not None and ordered.validated >= MOST_VALIDATED and current.checking:
-                current.check(ordered, partial(arrays, ready, found))
+                current.check(ordered, partial(arguments, ready, found))
             if halves or empty:
                 _as_passed(ready, halves, empty)
             function(*ready)
@@ -753,14 +754,19 @@ class CallPlan:
         return run
 
     def _short_run(
-        self, template: list[Any], results: list[NewResult], separation: AliasCheck, current: Function
+        self,
+        template: list[Any],
+        results: list[NewResult],
+        separation: AliasCheck,
+        current: Function,
+        arguments: Callable[..., Arguments],
     ) -> Run | None:
         """Return the calls of these sizes if they are simpler than others: dense arrays to one array, new or passed."""
         dense, halves, spare = self.dense, self.halves, self.caller.spare
         if self.is_simple and spare is not None:
-            return _run_spare(template, dense, halves, results[0], spare, current, self._arrays)
+            return _run_spare(template, dense, halves, results[0], spare, current, arguments)
         if not any((results, self.sparse, self.axes, halves)):
-            return _run_in_place(template, dense, separation, current, self.finish, self._arrays)
+            return _run_in_place(template, dense, separation, current, self.finish, arguments)
         return None
 
     def _validated_inside(self) -> CompressedFiller | None:
@@ -781,11 +787,11 @@ class CallPlan:
         except StructureError:
             raise PlanMismatch from None
 
-    def _arrays(self, ready: list[Any], outputs: list[tuple[int, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Return the arrays of a call by the names of parameters."""
+    def _arguments(self, known: dict[str, int], ready: list[Any], outputs: list[tuple[int, np.ndarray]]) -> Arguments:
+        """Return the arrays of a call by the names of parameters, and the sizes."""
         output_arrays = dict(outputs)
         every = {name: output_arrays.get(at, ready[at]) for name, at in self.place.items()}
-        return {**{n: a for n, a in every.items() if isinstance(a, np.ndarray)}, **self.held}
+        return Arguments({**{n: a for n, a in every.items() if isinstance(a, np.ndarray)}, **self.held}, dict(known))
 
 
 def _call_checked(function: Callable[..., Any], entry: CompressedFiller, *ready: Any) -> None:
@@ -814,7 +820,7 @@ def _run_spare(
     result: NewResult,
     spare: OutputPool,
     current: Function,
-    arrays: Callable[..., dict[str, np.ndarray]],
+    arguments: Callable[..., Arguments],
 ) -> Run:
     """Return the plan of most calls of a bound kernel: arrays in, one array out."""
     out, shape, dtype, _ = result
@@ -826,7 +832,7 @@ def _run_spare(
             ready[at] = values[name]
         array, function = fill(ready), current.function
         if current.waiting:
-            function = current.next(partial(arrays, ready, [(out, array)]))
+            function = current.next(partial(arguments, ready, [(out, array)]))
         _as_passed(ready, halves, [])
         function(*ready)
         return array
@@ -853,7 +859,7 @@ def _run_in_place(
     separation: AliasCheck,
     current: Function,
     finish: Callable[[list[Any], Values], Any],
-    arrays: Callable[..., dict[str, np.ndarray]],
+    arguments: Callable[..., Arguments],
 ) -> Run:
     """Return the plan of calls of a bound kernel that write to arrays that are passed."""
     check = separation.check
@@ -864,7 +870,7 @@ def _run_in_place(
             ready[at] = values[name]
         check(ready)
         if current.waiting:
-            current.next(partial(arrays, ready, []))(*ready)
+            current.next(partial(arguments, ready, []))(*ready)
         else:
             current.function(*ready)
         return finish(ready, passed or values)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,7 @@ HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for i
 HIDDEN = """
     assume_finite calls checked compiled compiled_parts
     convert covered expected_calls finite fitting function is_small plans
-    preferred prepare results run suitable sums_numbers usage
+    preferred prepare results run steps suitable sums_numbers usage
 """.split()
 
 
@@ -261,7 +262,16 @@ class Kernel(Saved):
 
     def is_small(self, args: Arguments) -> bool:
         """Return whether waking a second thread takes longer than the work."""
-        return defaults.is_small(self.usage, args.arrays, _profile(), sums_numbers=self.sums_numbers(args))
+        steps, sums_numbers = self.steps(args), self.sums_numbers(args)
+        return defaults.is_small(self.usage, args.arrays, _profile(), steps=steps, sums_numbers=sums_numbers)
+
+    def steps(self, args: Arguments) -> float:
+        """Return about how often the bodies of all iterations run."""
+        steps = 0.0
+        for iteration in self.signature.program.iterations:
+            counts = (self.signature.counts[axis](args.sizes) for axis in iteration.axes)
+            steps += math.prod(positions / max(above, 1) for above, positions, _ in counts)
+        return steps
 
     def sums_numbers(self, args: Arguments) -> bool:
         """Return whether each entry is used for one number of a sum, neither for a row of them nor in a search."""

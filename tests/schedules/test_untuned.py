@@ -309,7 +309,29 @@ def test_one_thread_does_what_is_done_before_another_wakes(monkeypatch: pytest.M
     assert [is_serial("spmv", A, wake, x=x) for wake in (1e-6, 50e-6)] == [False, True]
     in_order, gathered = {"a": np.ones(30_000, np.float32)}, {"a": np.ones(30_000, np.int32)}
     usage = sparsetir.build(sparsetir.ops.spmv()).usage
-    assert [defaults.is_small(usage, a, zen, sums_numbers=True) for a in (in_order, gathered)] == [True, False]
+    small = [defaults.is_small(usage, a, zen, steps=30_000, sums_numbers=True) for a in (in_order, gathered)]
+    assert small == [True, False]
+
+
+@T.prim_func
+def potential(x: T.handle, z: T.handle, y: T.handle, m: T.int32, n: T.int32):
+    I = T.dense_fixed(m)
+    J = T.dense_fixed(n)
+    X = T.match_sparse_buffer(x, (I,), "float32")
+    Z = T.match_sparse_buffer(z, (J,), "float32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([I, J], "SR", "potential") as [i, j]:
+        with T.init():
+            Y[i] = T.float32(0)
+        Y[i] = Y[i] + T.exp(T.float32(0) - (X[i] - Z[j]) * (X[i] - Z[j]))
+
+
+def test_work_is_counted_by_steps_where_there_are_more_than_elements() -> None:
+    """All pairs of two short vectors take long."""
+    kernel = sparsetir.build(potential)
+    args = {n: kernel.prepare({"X": np.zeros(n, np.float32), "Z": np.zeros(n, np.float32)}) for n in (10, 3000)}
+    assert [kernel.steps(args[n]) for n in (10, 3000)] == [100, 9_000_000]
+    assert [kernel.is_small(args[n]) for n in (10, 3000)] == [True, False]
 
 
 @T.prim_func
