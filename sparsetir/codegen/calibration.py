@@ -258,7 +258,7 @@ def read_profile() -> MachineProfile | None:
         return None
     try:
         return MachineProfile.from_dict(json.loads((folder / f"profile-{profile_key()}.json").read_text()))
-    except (OSError, ValueError, ArgumentError):
+    except (OSError, ValueError, ArgumentError, RecursionError):
         return None
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from bisect import bisect_right
@@ -280,7 +281,7 @@ class MachineProfile:
         """
         try:
             return cls._from_dict(dict(values))
-        except (AttributeError, TypeError, ValueError, KeyError) as error:
+        except (AttributeError, TypeError, ValueError, KeyError, OverflowError) as error:
             raise ArgumentError(f"profile: expected a machine profile of format {FORMAT}, got {error}") from error
 
     @classmethod
@@ -291,14 +292,24 @@ class MachineProfile:
             values[name] = tuple(int(value) for value in values[name])
         values["gather"] = tuple(tuple(tuple(map(float, at)) for at in curve) for curve in values["gather"])
         values["fma"] = {int(count): float(rate) for count, rate in values["fma"].items()}
+        values["dots"] = {str(dtype): float(rate) for dtype, rate in values.get("dots", {}).items()}
+        rates = {name for name, value in vars(cls).items() if type(value) is float} & values.keys()
+        values |= {name: float(values[name]) for name in rates}
+        values |= {name: int(values[name]) for name in ("private", "last") if name in values}
         profile = cls(**values)
+        positive = [*profile.fma.values(), *profile.dots.values(), *(values[name] for name in rates - {"wake", "noise"})]
+        others = profile.wake, profile.noise, profile.private, profile.last
+        if not profile.fma or not all(0 < rate < math.inf for rate in positive):
+            raise ValueError("rates that are not positive and finite")
+        if not all(0 <= number < math.inf for number in others):
+            raise ValueError("numbers that are negative or not finite")
         shape = {(len(curve), len(at)) for curve in profile.gather for at in curve}
         if shape != {(len(profile.working_sets), len(profile.prefetch))} or len(profile.gather) != len(
             profile.row_bytes
         ):
             raise ValueError("a table of gathered rows of another shape")
-        if not all(cost > 0 for curve in profile.gather for at in curve for cost in at):
-            raise ValueError("times that are not positive")
+        if not all(0 < cost < math.inf for curve in profile.gather for at in curve for cost in at):
+            raise ValueError("times that are not positive and finite")
         return profile
 
 

@@ -70,7 +70,7 @@ def test_another_processor_has_another_file(small: Path, monkeypatch: pytest.Mon
     assert calibration.profile_key() != key
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 1}', "nonsense"])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 1}', "nonsense", "[" * 100_000])
 def test_damaged_file_is_measured_again(small: Path, text: str) -> None:
     small.mkdir(mode=0o700, exist_ok=True)
     path = small / f"profile-{calibration.profile_key()}.json"
@@ -138,7 +138,18 @@ def test_bad_seconds(seconds: float) -> None:
         calibration.calibrate(seconds=seconds)
 
 
-@pytest.mark.parametrize("change", [{"format": 0}, {"gather": [[[1.0]]]}, {"row_bytes": None}, {"unknown": 1}])
+BAD_NUMBERS = (None, "x", np.nan, np.inf, -1.0, [], {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"format": 0}, {"gather": [[[1.0]]]}, {"unknown": 1}, {"fma": {}}, {"fma": {"x": 1.0}}),
+        *({"working_sets": [np.inf]}, {"prefetch": [None]}),
+        *({name: bad} for name in ("wake", "scalar_load", "store", "noise", "fma", "dots", "row_bytes", "private")
+          for bad in BAD_NUMBERS if (name, bad) != ("dots", {})),
+    ],
+)  # fmt: skip
 def test_bad_values(change: dict[str, object]) -> None:
     values = shipped_profile("znver4").as_dict() | change
     with pytest.raises(ArgumentError, match="profile: expected a machine profile of format 1"):
