@@ -297,7 +297,8 @@ class MachineProfile:
         values |= {name: float(values[name]) for name in rates}
         values |= {name: int(values[name]) for name in ("private", "last") if name in values}
         profile = cls(**values)
-        positive = [*profile.fma.values(), *profile.dots.values(), *(values[name] for name in rates - {"wake", "noise"})]
+        positive = [*profile.fma.values(), *profile.dots.values()]
+        positive += [values[name] for name in rates - {"wake", "noise"}]
         others = profile.wake, profile.noise, profile.private, profile.last
         if not profile.fma or not all(0 < rate < math.inf for rate in positive):
             raise ValueError("rates that are not positive and finite")
