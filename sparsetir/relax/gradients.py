@@ -597,6 +597,7 @@ DENSE_GRADIENTS: dict[str, Gradient] = {
     "nn.group_norm": _group_norm,
     "nn.rms_norm": _norm("nn.rms_norm", False),
     "nn.dropout": _dropout_of_dense,
+    "grad.no_grad": lambda _y, call, _g, _builder: [op.grad.no_grad(call.args[0])],
 }
 
 

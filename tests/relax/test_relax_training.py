@@ -432,6 +432,66 @@ def test_batch_norm_in_relax(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+class Parts(torch.nn.Module):
+    """Two layers, one of which is tied, detached, computed without gradients, or not used at all."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.embed = torch.nn.Embedding(7, 6, padding_idx=2 if how == "padding" else None)
+        self.first, self.second = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+        if how == "tied":
+            self.second.weight = self.first.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.embed(words).mean(1)
+        if self.how == "detached":
+            x = self.first(x).detach() + x
+        elif self.how == "no_grad":
+            with torch.no_grad():
+                h = torch.relu(self.first(x))
+                total = h.sum(dim=1, keepdim=True)
+            x = x + h / (1 + total)
+        elif self.how != "unused":
+            x = torch.relu(self.first(x))
+        return self.second(x)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("how", ["usual", "tied", "padding", "detached", "no_grad", "unused"])
+def test_parameters_that_torch_leaves_are_left(how: str, optimizer: str) -> None:
+    """Gradients end where they do in torch, and weight decay shrinks nothing that has none."""
+    torch.manual_seed(0)
+    model = Parts(how)
+    words, target = torch.randint(0, 7, (12, 4)), torch.randn(12, 6)
+    options = {"lr": 0.1, "weight_decay": 0.3}
+    step = srelax.train_step(model, "mse", optimizer, example_args=(words,), **options)
+    theirs = copy.deepcopy(model)
+    rule = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer](theirs.parameters(), **options)
+    for _ in range(4):
+        loss = F.mse_loss(theirs(words), target)
+        rule.zero_grad()
+        loss.backward()
+        rule.step()
+        assert step(words, target) == pytest.approx(loss.item(), rel=1e-4)
+    expected = {name: p.detach().numpy() for name, p in theirs.named_parameters() if p.grad is not None}
+    assert step.params.keys() == expected.keys()
+    for name, value in step.params.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
+def test_learning_rates_are_numbers_that_are_not_negative(rate: float) -> None:
+    model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    with pytest.raises(ArgumentError, match="lr: expected a finite number that is not negative"):
+        srelax.train_step(model, "mse", "sgd", example_args=(x,), lr=rate)
+    step = srelax.train_step(model, "mse", "sgd", example_args=(x,), lr=0.5)
+    for change in (lambda: setattr(step, "lr", rate), lambda: step.set(state={"lr": rate})):
+        with pytest.raises(ArgumentError, match="lr: expected"):
+            change()
+    assert step.lr == 0.5
+
+
 def test_models_of_torch_drop_in_train_mode_only() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 1))

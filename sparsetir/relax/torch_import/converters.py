@@ -40,7 +40,7 @@ def converters() -> dict[str, Converter]:
     remaining = {"addmm.default": _addmm, "native_dropout.default": _dropout, "_embedding_bag.default": _embedding_bag}
     remaining |= {"_embedding_bag_forward_only.default": _embedding_bag}
     remaining |= dict.fromkeys(("convolution.default", *(f"conv{n}d.default" for n in (1, 2, 3))), _convolution)
-    remaining |= {"_trilinear.default": _trilinear, "_cdist_forward.default": _cdist}
+    remaining |= {"_trilinear.default": _trilinear, "_cdist_forward.default": _cdist, "alias.default": _alias}
     families = {**_of_places(), **_of_numbers(), **_of_orders()}
     return {**own_operators, **products, **scatters, **edges, **norms, **families, **remaining}
 
@@ -99,8 +99,20 @@ def _taken(emit: Callable[[Any], Any], x: Any, index: Any, axis: int) -> Any:
 
 
 def _embedding(node: Any, importer: Any) -> Any:
-    weight, index = importer.retrieve_args(node)[:2]
-    return _taken(importer.block_builder.emit, weight, index, 0)
+    """Convert an embedding; the row of `padding_idx` gets no gradient."""
+    weight, index, *options = importer.retrieve_args(node)
+    emit, padding = importer.block_builder.emit, options[0] if options else -1
+    rows = _taken(emit, weight, index, 0)
+    if padding < 0:
+        return rows
+    is_padding = emit(relax.op.equal(index, relax.const(padding, _dtype(index))))
+    is_padding = emit(relax.op.expand_dims(is_padding, -1))
+    return emit(relax.op.where(is_padding, emit(relax.op.grad.no_grad(rows)), rows))
+
+
+def _alias(node: Any, importer: Any) -> Any:
+    """Convert what torch makes of `detach`: gradients end there."""
+    return importer.block_builder.emit(relax.op.grad.no_grad(importer.retrieve_args(node)[0]))
 
 
 def _is_number(index: Any) -> bool:

@@ -56,17 +56,66 @@ def from_module(
     whole, given, keywords, context = with_fixed(copied, positional, keywords, static)
     for module, original in zip(copied.modules(), model.modules(), strict=True):
         module.training = original.training  # `with_fixed` has set eval mode.
-    with torch.no_grad(), explained(), context:
+    with torch.enable_grad(), explained(), context:
         exported = torch.export.export(whole, given, keywords)
+    _end_gradients(torch, exported)
     prefix = "model." if static_names(static) else ""
     targets = {spec.arg.name: spec.target for spec in exported.graph_signature.input_specs if spec.target is not None}
     mod, detached = relax.frontend.detach_params(imported(exported, keeps_params=True))
     func = mod["main"]
     first = len(func.params) - len(detached.get("main", ()))
     names = [str(targets[str(p.name)]).removeprefix(prefix) for p in func.params[first:]]
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names = _first_names(model, names)
     values = dict(zip(names, detached.get("main", ()), strict=True))
-    return ir.IRModule({"main": _named(func, first, names)}), values, [name for name in names if name not in trained]
+    named = _named(func, first, names)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained &= _with_gradients(named)
+    return ir.IRModule({"main": named}), values, [name for name in values if name not in trained]
+
+
+def _end_gradients(torch: Any, exported: Any) -> None:
+    """Detach what a traced model computes under `torch.no_grad`, because decompositions forget about it."""
+    for module in exported.graph_module.modules():
+        graph: Any = getattr(module, "graph", None)
+        for node in list(graph.nodes) if graph is not None else ():
+            if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
+                continue
+            for result in list(node.users):
+                with graph.inserting_after(result):
+                    detached = graph.call_function(torch.ops.aten.detach.default, (result,))
+                detached.meta = dict(result.meta)
+                result.replace_all_uses_with(detached, lambda user, own=detached: user is not own)
+        if graph is not None:
+            module.recompile()
+
+
+def _with_gradients(func: relax.Function) -> set[str]:
+    """Return the names of variables that the results depend on, other than behind the end of gradients.
+
+    torch leaves other parameters as they are, where an optimizer would shrink them by weight decay.
+    """
+    before: dict[str, set[str]] = {}
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            is_end = isinstance(value, ir.Call) and value.op == ir.Op.get("relax.grad.no_grad")
+            before[str(binding.var.name)] = set() if is_end else _names_in(value)
+    reached, ahead = set(), _names_in(func.body.body)
+    while ahead:
+        reached |= ahead
+        ahead = set().union(*(before.get(name, ()) for name in ahead)) - reached
+    return reached
+
+
+def _names_in(expr: Any) -> set[str]:
+    return {str(var.name) for var in relax.analysis.free_vars(expr)}
+
+
+def _first_names(model: Any, names: Sequence[str]) -> list[str]:
+    """Return the names of tensors, for tied parameters the first one, as torch lists them."""
+    first: dict[int, str] = {}
+    every = {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
+    return [every.get(name, name) for name in names]
 
 
 def _check_dense(torch: Any, model: Any) -> None:
@@ -91,10 +140,10 @@ def _check_averages(torch: Any, model: Any) -> None:
 
 
 def _named(func: relax.Function, first: int, names: Sequence[str]) -> relax.Function:
-    """Rename the function's parameters to torch's names."""
-    new = [relax.Var(name, p.ty) for name, p in zip(names, func.params[first:], strict=True)]
-    bound = func.bind_params(dict(zip(func.params[first:], new, strict=True)))
-    return relax.Function([*bound.params, *new], bound.body, func.ret_ty, func.is_pure)
+    """Rename the function's parameters to torch's names; those of the same name become one."""
+    new = {name: relax.Var(name, p.ty) for name, p in zip(names, func.params[first:], strict=True)}
+    bound = func.bind_params({p: new[name] for name, p in zip(names, func.params[first:], strict=True)})
+    return relax.Function([*bound.params, *new.values()], bound.body, func.ret_ty, func.is_pure)
 
 
 # Compile models from torch: trace by ``torch.export``, compile, and call with torch tensors.

@@ -20,6 +20,7 @@ after, beside it::
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class TrainStep:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self._lr = float(as_real(value, "lr"))
+        self._lr = _learning_rate(value)
 
     def __call__(self, *inputs: Any, **keywords: Any) -> float:
         """Train on a batch, and return the loss before the update of the parameters.
@@ -169,7 +170,7 @@ class TrainStep:
         params = {} if params is None else as_mapping(params, "params", "arrays by the names of parameters")
         arrays = {} if state is None else as_mapping(state, "state", "arrays by the names of the state")
         count = as_count(as_real(arrays.pop("count", self.count), "count"), "count", least=0)
-        lr = float(as_real(arrays.pop("lr", self.lr), "lr"))
+        lr = _learning_rate(arrays.pop("lr", self.lr))
         new, new_state = _fitting(params, self._params, "parameter"), _fitting(arrays, self._slots, "state")
         self._params.update(new)
         self._slots.update(new_state)
@@ -247,6 +248,13 @@ def _labels(target: Any, classes: int) -> np.ndarray:
 
 def _named(arrays: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
     return {name.removeprefix(f"{kind}:"): value for name, value in arrays.items() if name.startswith(f"{kind}:")}
+
+
+def _learning_rate(value: Any) -> float:
+    rate = float(as_real(value, "lr"))
+    if not 0 <= rate < math.inf:
+        raise ArgumentError(f"lr: expected a finite number that is not negative, got {shown(value)}.")
+    return rate
 
 
 def _fitting(values: Mapping[str, Any], stored: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -441,7 +449,12 @@ def train_step(
     >>> first > last
     True
     """
-    chosen, rule, measure = cpu_target(target, "models"), optimizer_of(optimizer, {**options, "lr": lr}), loss_of(loss)
+    rate = None if lr is None else _learning_rate(lr)
+    chosen, rule, measure = (
+        cpu_target(target, "models"),
+        optimizer_of(optimizer, {**options, "lr": rate}),
+        loss_of(loss),
+    )
     frozen = as_sequence(frozen, "frozen", "names of parameters")
     if not all(isinstance(name, str) for name in frozen):
         raise ArgumentTypeError(f"frozen: expected names of parameters, got {shown(tuple(frozen))}. Pass strings.")
