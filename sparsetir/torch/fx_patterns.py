@@ -52,6 +52,8 @@ ALIASES = {"truediv": "div", "divide": "div", "true_divide": "div", "multiply": 
 FUSED = ("sum", "mean")  # reductions that a bias and an activation are one kernel with
 RELUS = {torch.relu, torch.relu_, functional.relu, functional.relu_, "relu", "relu_"}
 ZEROS = ("new_zeros", "zeros", "zeros_like")
+# Calls that switch gradients or precision on or off.
+SWITCHES = ("_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode", "_enter_autocast", "_exit_autocast")
 MADE = ("new_zeros", "new_ones", "new_full", "new_empty")
 CHANGES = {
     operator.setitem,
@@ -110,9 +112,15 @@ def is_in_place(node: Node) -> bool:
 
 
 def is_quiet(first: Node, last: Node) -> bool:
-    """Return whether nothing between two nodes is changed in place, but for sums into zeros that were just made."""
+    """Return whether two nodes may run as one.
+
+    Nothing between them is changed in place, but for sums into zeros that were just made, and gradients and precision
+    are not switched there.
+    """
     node = first.next
     while node is not last and node.op != "root":
+        if node.op == "call_function" and getattr(node.target, "__name__", "") in SWITCHES:
+            return False
         into = node.args[0] if node.args else None
         if is_in_place(node) and not (name_of(node) in SCATTERS and name_of(into) in ZEROS):
             return False
@@ -446,8 +454,9 @@ class Messages:
 
     def _relu(self, product: Node) -> None:
         """Fuse a relu into the product before it."""
-        user = next(iter(product.users), None)
-        if len(product.users) == 1 and _is_relu(user) and product.kwargs.get("reduce") in FUSED:
+        user: Any = next(iter(product.users), None)
+        is_fit = len(product.users) == 1 and _is_relu(user) and product.kwargs.get("reduce") in FUSED
+        if is_fit and is_quiet(product, user):
             self._fuse(product, user, product, product.args[5], {"activation": "relu"})
 
     def _fuse(self, product: Node, last: Any, at: Node, tensors: Any, options: dict[str, Any]) -> None:

@@ -386,6 +386,41 @@ def test_edges_of_any_number(taken, dense):
     assert taken == ["spmm", "spmm"]
 
 
+def _message_without_gradients(x, w, edges):
+    with torch.no_grad():
+        message = w[:, None] * x[edges[0]]
+    return torch.zeros_like(x).index_add_(0, edges[1], message) * x
+
+
+def _relu_without_gradients(x, w, edges):
+    y = torch.zeros_like(x).index_add_(0, edges[1], w[:, None] * x[edges[0]])
+    with torch.no_grad():
+        y = torch.relu(y)
+    return y * x
+
+
+def _sum_without_gradients(x, w, edges):
+    message = w[:, None] * x[edges[0]]
+    with torch.no_grad():
+        y = torch.zeros_like(x).index_add_(0, edges[1], message)
+    return y * x + message.sum()
+
+
+@pytest.mark.parametrize("dense", ["eager", "aot_eager"])
+@pytest.mark.parametrize("program", [_message_without_gradients, _relu_without_gradients, _sum_without_gradients])
+def test_gradients_are_switched_where_torch_switches_them(program, dense):
+    torch.manual_seed(0)
+    edges, results = torch.randint(0, 50, (2, 4000)), []
+    torch._dynamo.reset()
+    for function in (program, torch.compile(program, backend="sparsetir", options={"dense": dense})):
+        for _ in range(2):
+            x, w = torch.linspace(-1, 1, 50 * 64).reshape(50, 64).requires_grad_(), torch.ones(4000, requires_grad=True)
+            function(x, w, edges).sum().backward()
+        results.append((x.grad, torch.zeros(0) if w.grad is None else w.grad))
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
+
+
 @pytest.mark.slow
 def test_edges_that_change():
     call, index = compiled(sums), INDEX.clone()
