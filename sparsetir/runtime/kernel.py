@@ -55,7 +55,7 @@ HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for i
 # What completion leaves out: for other modules of this package.
 HIDDEN = """
     assume_finite calls checked compiled compiled_parts
-    convert covered expected_calls finite fitting function is_small plans
+    convert covered expected_calls filling finite fitting function is_small plans
     preferred prepare results run steps suitable sums_numbers usage
 """.split()
 
