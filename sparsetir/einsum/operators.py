@@ -37,7 +37,7 @@ from sparsetir.interop import (
     open_source,
     to_torch,
 )
-from sparsetir.interop.flat_arrays import changes
+from sparsetir.interop.arrays import changes
 from sparsetir.runtime.validation import is_sound
 from sparsetir.sparse_output import products
 from sparsetir.utils.arguments import as_dtype, common_dtype, dtype_name, is_integer

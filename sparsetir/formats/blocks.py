@@ -13,7 +13,7 @@ import numpy as np
 from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.formats.compressed import SinglePieceFormat
 from sparsetir.formats.format import Array, Entries, Packed, check_positive, register
-from sparsetir.interop.flat_arrays import begins, changes, index_dtype
+from sparsetir.interop.arrays import begins, changes, index_dtype
 from sparsetir.interop.sources import CompressedSource
 from sparsetir.utils.memory import check_memory, check_values
 

@@ -22,7 +22,7 @@ from sparsetir.formats.format import (
     check_positive,
     register,
 )
-from sparsetir.interop.flat_arrays import (
+from sparsetir.interop.arrays import (
     begins,
     changes,
     counting,

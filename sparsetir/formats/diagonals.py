@@ -22,7 +22,7 @@ from sparsetir.formats.format import (
     row_numbers,
     subset,
 )
-from sparsetir.interop.flat_arrays import begins, index_dtype
+from sparsetir.interop.arrays import begins, index_dtype
 from sparsetir.utils.arguments import is_integer, shown
 from sparsetir.utils.memory import check_memory
 

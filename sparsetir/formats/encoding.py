@@ -27,7 +27,7 @@ from sparsetir.formats.format import (
     register,
 )
 from sparsetir.formats.padded import NM
-from sparsetir.interop.flat_arrays import changes, index_array, sorting_order, take
+from sparsetir.interop.arrays import changes, index_array, sorting_order, take
 from sparsetir.script import parser
 from sparsetir.utils.caches import cached_property
 

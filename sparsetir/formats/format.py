@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, checks_keywords
 from sparsetir.formats.base import Estimate, FormatRewriteRule
-from sparsetir.interop.flat_arrays import CHUNK, changes, index_dtype, put, take
+from sparsetir.interop.arrays import CHUNK, changes, index_dtype, put, take
 from sparsetir.utils.arguments import as_index, is_integer, shown
 from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import check_memory, check_values, fits

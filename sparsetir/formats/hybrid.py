@@ -28,7 +28,7 @@ from sparsetir.formats.format import (
     subset,
 )
 from sparsetir.formats.partitioned import Partition, within
-from sparsetir.interop.flat_arrays import CHUNK, index_dtype, take
+from sparsetir.interop.arrays import CHUNK, index_dtype, take
 from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import check_memory
 

@@ -15,8 +15,8 @@ from sparsetir.formats.format import (
     Array,
     Entries,
 )
-from sparsetir.interop.arrays import aligned_contiguous
-from sparsetir.interop.flat_arrays import (
+from sparsetir.interop.arrays import (
+    aligned_contiguous,
     are_sorted,
     begins,
     changes,

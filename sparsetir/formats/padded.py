@@ -27,7 +27,7 @@ from sparsetir.formats.format import (
     row_numbers,
     strided,
 )
-from sparsetir.interop.flat_arrays import begins, changes, index_dtype, spread
+from sparsetir.interop.arrays import begins, changes, index_dtype, spread
 from sparsetir.utils.memory import check_memory
 
 # Layouts of matrices with padding where it pays: SELL-C-sigma, padded rows, row tiles, n of m.

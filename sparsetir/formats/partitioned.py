@@ -26,7 +26,7 @@ from sparsetir.formats.format import (
     register,
     subset,
 )
-from sparsetir.interop.flat_arrays import begins, index_dtype, spread, take
+from sparsetir.interop.arrays import begins, index_dtype, spread, take
 from sparsetir.utils.caches import cached_property
 
 # A format with some of its pieces stored in formats of their own.

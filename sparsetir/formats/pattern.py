@@ -20,7 +20,7 @@ from sparsetir.formats.origin import Origin, open_origin
 from sparsetir.formats.row_groups import grouped_share
 from sparsetir.formats.statistics import BlockFill, Degrees, Lines, fibers
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop.flat_arrays import CHUNK, are_sorted
+from sparsetir.interop.arrays import CHUNK, are_sorted
 from sparsetir.interop.levels import first_disorder
 from sparsetir.interop.sources import CompressedSource
 

@@ -26,7 +26,7 @@ from sparsetir.formats.format import (
 )
 from sparsetir.formats.hybrid import TwoPartFormat
 from sparsetir.formats.partitioned import within
-from sparsetir.interop.flat_arrays import begins, changes, index_dtype, spread, take
+from sparsetir.interop.arrays import begins, changes, index_dtype, spread, take
 from sparsetir.utils.caches import cached_property
 from sparsetir.utils.memory import check_memory
 

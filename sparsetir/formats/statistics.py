@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from sparsetir.formats.blocks import key_batches
 from sparsetir.formats.format import Array, Entries
-from sparsetir.interop.flat_arrays import CHUNK, begins, changes, index_dtype, sorting_order, take
+from sparsetir.interop.arrays import CHUNK, begins, changes, index_dtype, sorting_order, take
 from sparsetir.utils.caches import cached_property
 
 # How full blocks and slices of a matrix are.

@@ -31,7 +31,7 @@ from sparsetir.interop import (
     is_sparse,
 )
 from sparsetir.interop import to_torch as as_torch
-from sparsetir.interop.flat_arrays import index_array
+from sparsetir.interop.arrays import index_array
 from sparsetir.interop.sources import CompressedSource, Coordinates, Source, check_numbers, is_torch, whole_sizes
 from sparsetir.io import read
 from sparsetir.io.stores import is_open

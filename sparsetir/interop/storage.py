@@ -12,8 +12,7 @@ import numpy as np
 import xxhash
 
 from sparsetir.errors import ArgumentError, StructureError
-from sparsetir.interop.arrays import Fit, aligned_contiguous, fit_axes, tree_indices
-from sparsetir.interop.flat_arrays import changes, sorting_order
+from sparsetir.interop.arrays import Fit, aligned_contiguous, changes, fit_axes, sorting_order, tree_indices
 from sparsetir.interop.levels import (
     Array,
     Level,

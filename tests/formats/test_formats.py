@@ -26,7 +26,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats import format as limits
 from sparsetir.formats.blocks import number_blocks
 from sparsetir.interop import CooTensor
-from sparsetir.interop.flat_arrays import sorting_order, stable_argsort
+from sparsetir.interop.arrays import sorting_order, stable_argsort
 from sparsetir.ir.sizes import evaluator, formula
 from sparsetir.schedules import Choices
 
