@@ -11,8 +11,8 @@ import scipy.sparse as sp
 
 from each import share
 from sparsetir.bench import expressions as bench
+from sparsetir.bench.expressions import CASES, PEERS, agree, entries
 from sparsetir.einsum import einsum
-from sparsetir.workloads.expressions import CASES, PEERS, agree, entries
 
 BY_NAME = {case.name: case for case in CASES}
 CHOSEN = ["spmv", "sddmm", "product", "min-plus spmv", "tensor sum", "mttkrp"]
