@@ -1,28 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One operation on one matrix or tensor: our kernels of each kind checked, then timed in turn with the peers."""
+"""One operation on matrices or tensors: our kernels of each kind checked, then timed in turn with the peers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.roofline import OperationWork, TimeBound, t_fair, work_of
+from sparsetir.bench.roofline import OperationWork, TimeBound, limit_of_work, structure, t_fair, work_of
 from sparsetir.bench.sweep import best_of
 from sparsetir.build import build
+from sparsetir.einsum.products import matmul, multiply
 from sparsetir.errors import ArgumentError
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.sparse_output.products import add, matmul_plan, rap
+from sparsetir.sparse_output.triangles import triangles
 from sparsetir.tuning import tune_sparse
+from sparsetir.utils import memory
 from sparsetir.utils.buffers import aligned
 from sparsetir.utils.machine import MachineProfile
 from sparsetir.utils.threads import get_num_threads
-from sparsetir.workloads import peers
+from sparsetir.workloads import peers, results
 from sparsetir.workloads.inputs import DENSE, Case, free_memory, make_case, reason, say
 from sparsetir.workloads.reference import COLUMNS, PART, WrongResultError, check
-from sparsetir.workloads.results import OPERATIONS
+from sparsetir.workloads.results import OPERATIONS, SQUARE_ONLY, ResultCase, check_result, make_result_case
 from sparsetir.workloads.timing import Timing, interleave
 
 OUTPUTS = {"spmm": "C", "spmv": "y", "sddmm": "O", "mttkrp": "D"}
@@ -330,9 +335,9 @@ def needed_bytes(product: SizedOp, sparse: Any, plan: MeasurementPlan) -> int:
     dense = sum(sparse.shape[dim] for dim, _ in DENSE[product.op].values()) * product.feat
     nnz = int(sparse.nnz)
     result = nnz if product.op == "sddmm" else sparse.shape[0] * product.feat
-    results = OWN_RESULTS + len(peers.available(product.op)) + (TUNING_RESULTS if plan.tune else 0)
+    result_count = OWN_RESULTS + len(peers.available(product.op)) + (TUNING_RESULTS if plan.tune else 0)
     checked = 16 * (min(COLUMNS, product.feat) * sum(sparse.shape) + 2 * min(PART, nnz * product.feat))
-    return int(4 * (dense + results * result) + ENTRY * nnz + checked)
+    return int(4 * (dense + result_count * result) + ENTRY * nnz + checked)
 
 
 def measure(
@@ -367,8 +372,9 @@ def measure(
     kernels = checked_calls(title, case, plan, findings)
     if not kernels:
         return MeasuredRow(None, findings)
-    peers = peer_calls(title, case)
-    times, repeats = undisturbed(kernels | peers, plan, title)
+    set_up = lambda peer: getattr(peers, case.op)(peer, *case.inputs.values())  # noqa: E731
+    by_peers = peer_calls(title, peers.available(case.op), set_up)
+    times, repeats = undisturbed(kernels | by_peers, plan, title)
     work = work_of(product.op, case.inputs)
     row = Row(
         name,
@@ -376,7 +382,7 @@ def measure(
         tuple(int(n) for n in case.sparse.shape),
         int(case.sparse.nnz),
         {kind: times[kind] for kind in kernels},
-        {peer: times[peer] for peer in peers},
+        {peer: times[peer] for peer in by_peers},
         work,
         t_fair(case.sparse, product.op, product.feat, profile, threads=get_num_threads()) if profile else None,
         repeats,
@@ -403,12 +409,12 @@ def checked_calls(title: str, case: Case, plan: MeasurementPlan, findings: list[
     return calls
 
 
-def peer_calls(title: str, case: Case) -> dict[str, Call]:
-    """Return the installed libraries that take this case; one that does not is named on stderr."""
+def peer_calls(title: str, names: Sequence[str], set_up: Callable[[str], Call]) -> dict[str, Call]:
+    """Return the calls of libraries that take a case; one that does not is named on stderr."""
     calls: dict[str, Call] = {}
-    for peer in peers.available(case.op):
+    for peer in names:
         try:
-            call = getattr(peers, case.op)(peer, *case.inputs.values())
+            call = set_up(peer)
             call()
             calls[peer] = call
         except Exception as error:  # what other libraries raise is theirs to choose
@@ -429,9 +435,143 @@ def undisturbed(calls: dict[str, Call], plan: MeasurementPlan, title: str) -> tu
     return min(attempts, key=lambda times: max(timing.spread for timing in times.values())), plan.repeat
 
 
+# ------------------------------------------------------------ operations whose results have patterns of their own
+
+
+RESULT_ENTRY_BYTES = 8  # a value and its column
+RESULTS_AT_ONCE = 3  # ours or a peer's, and what it takes to sort one
+BOUNDED = ("spgemm", "add", "multiply")  # operations of which it is known what must be done at least
+
+
+def products(case: ResultCase) -> dict[str, Call]:
+    """Return the whole, and the numeric phase alone for patterns that are known."""
+    A, B = case.operands
+    return {"ours": partial(matmul, A, B), "numeric": partial(matmul_plan(A, B), A, B)}
+
+
+OURS: dict[str, Callable[[ResultCase], dict[str, Call]]] = {
+    "spgemm": products,
+    "add": lambda case: {"ours": partial(add, *case.operands)},
+    "multiply": lambda case: {"ours": partial(multiply, *case.operands)},
+    "masked": lambda case: {"ours": partial(matmul, *case.operands[:2], mask=case.operands[2])},
+    "topn": lambda case: {"ours": partial(matmul, *case.operands, top=case.kept)},
+    "rap": lambda case: {"ours": partial(rap, *case.operands)},
+    "triangles": lambda case: {"ours": partial(triangles, case.operands[0])},
+}
+
+
+def our_result_calls(title: str, case: ResultCase, findings: list[str]) -> dict[str, Call]:
+    """Our calls whose result is right; what is wrong with the others is added to `findings`."""
+    right: dict[str, Call] = {}
+    try:
+        for kind, call in OURS[case.op](case).items():
+            check_result(f"{title}, {kind}", call(), case)
+            right[kind] = call
+    except WrongResultError as error:
+        findings.append(str(error))
+    except Exception as error:  # one operation must not end a run over many
+        findings.append(f"{title}: {reason(error)}")
+    for finding in findings:
+        say(finding)
+    return right
+
+
+def measure_result(
+    name: str, sparse: Any, product: SizedOp, plan: MeasurementPlan, profile: MachineProfile | None = None
+) -> MeasuredRow:
+    """Check and time an operation.
+
+    Parameters
+    ----------
+    name : str
+        What the operand is called.
+    sparse : scipy.sparse array
+        Taken as float32.
+    product : SizedOp
+        One of `sparsetir.workloads.results.OPERATIONS`.
+    plan : MeasurementPlan
+    profile : MachineProfile, optional
+        For the bound.
+
+    Returns
+    -------
+    MeasuredRow
+        Without a row where the matrix does not suit or the result does not fit into memory, which is said on stderr, or
+        where ours is wrong.
+    """
+    title = f"{name} {product}"
+    if product.op in SQUARE_ONLY and sparse.shape[0] != sparse.shape[1]:
+        say(f"skipped: {title} takes a square matrix, found {sparse.shape[0]} x {sparse.shape[1]}")
+        return MeasuredRow(None)
+    case = make_result_case(product.op, sparse, kept=product.feat)
+    needed = RESULTS_AT_ONCE * RESULT_ENTRY_BYTES * most_entries(case)
+    if needed > free_memory():
+        say(f"skipped: {title} may need {needed / 1e9:.1f} GB of memory for its results")
+        return MeasuredRow(None)
+    findings: list[str] = []
+    kernels = our_result_calls(title, case, findings)
+    if not kernels:
+        return MeasuredRow(None, findings)
+    by_peers = peer_calls(title, results.available(case.op), partial(results.setup, case=case))
+    sizes, work = facts(case, kernels["ours"])
+    times, repeats = undisturbed(kernels | by_peers, plan, title)
+    row = Row(
+        name,
+        product,
+        tuple(int(n) for n in sparse.shape),
+        int(sparse.nnz),
+        {kind: times[kind] for kind in kernels},
+        {peer: times[peer] for peer in by_peers},
+        work,
+        limit_of_work(work, profile, threads=get_num_threads()) if profile and product.op in BOUNDED else None,
+        repeats,
+        sizes,
+    )
+    return MeasuredRow(row, findings)
+
+
+def most_entries(case: ResultCase) -> int:
+    """Entries that a result has at most, that of a product before it is masked or shortened."""
+    m, n = case.shape
+    return min(case.products, m * n)
+
+
+def facts(case: ResultCase, call: Call) -> tuple[dict[str, float], OperationWork]:
+    """Return what the table says of a case besides times, and what has to be done at least."""
+    result = call()
+    operands = sum(structure(operand) for operand in unique(case.operands))
+    result_bytes = structure(result) if hasattr(result, "indptr") else 0
+    entries = int(result.nnz) if result_bytes else int(result)
+    del result
+    sizes: dict[str, float] = {"kept": case.kept} if case.kept else {}
+    sizes |= {"products": case.products, "result": entries}
+    if case.op in ("spgemm", "rap"):
+        sizes["products/result"] = case.products / max(1, entries)
+    peak = memory.added(call)
+    if peak is not None and result_bytes:
+        sizes["peak"] = (operands + peak) / (operands + result_bytes)
+    return sizes, work_of_result(case, operands + result_bytes)
+
+
+def unique(operands: tuple[Any, ...]) -> list[Any]:
+    """Each matrix once."""
+    return list({id(operand): operand for operand in operands}.values())
+
+
+def work_of_result(case: ResultCase, moved: int) -> OperationWork:
+    """Operations and bytes: a product loads a row of B for each entry of A."""
+    if case.op in ("add", "multiply"):
+        return OperationWork(case.products // 2, 0, 0, moved)
+    A, B = case.operands[:2]
+    rows = np.flatnonzero(np.bincount(A.indices, minlength=B.shape[0]))
+    gathered = int(np.diff(B.indptr)[rows].sum()) * RESULT_ENTRY_BYTES
+    return OperationWork(2 * case.products, case.products * RESULT_ENTRY_BYTES, gathered, moved)
+
+
 __all__ = [
     "BEST",
     "KINDS",
+    "OURS",
     "RATED",
     "Kind",
     "MeasuredRow",
@@ -440,6 +580,7 @@ __all__ = [
     "SizedOp",
     "kernels",
     "measure",
+    "measure_result",
     "our_call",
     "our_calls",
     "parse_products",

@@ -12,8 +12,18 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from sparsetir.bench.measure import BEST, RATED, TAKEN, MeasuredRow, MeasurementPlan, Row, SizedOp, measure, suits
-from sparsetir.bench.results import measure_result
+from sparsetir.bench.measure import (
+    BEST,
+    RATED,
+    TAKEN,
+    MeasuredRow,
+    MeasurementPlan,
+    Row,
+    SizedOp,
+    measure,
+    measure_result,
+    suits,
+)
 from sparsetir.bench.roofline import Roofline, levels, measure_roofline
 from sparsetir.codegen.calibration import machine_profile
 from sparsetir.errors import ArgumentError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from sparsetir.bench import Timing, measure, report, results
+from sparsetir.bench import Timing, measure, report
 from sparsetir.bench.roofline import OperationWork
 from sparsetir.errors import ArgumentError
 from sparsetir.workloads import inputs, suite
@@ -23,7 +23,7 @@ QUICK = measure.MeasurementPlan(rounds=1, rest=0.0, repeat=0)
 
 
 def rows_of(A: Any, ops: str, name: str = "m") -> dict[str, measure.MeasuredRow]:
-    return {p.op: results.measure_result(name, A, p, QUICK) for p in measure.parse_products(ops)}
+    return {p.op: measure.measure_result(name, A, p, QUICK) for p in measure.parse_products(ops)}
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_what_does_not_suit_is_left_out(capsys: pytest.CaptureFixture[str], monk
     found = rows_of(A, "masked,rap,triangles")
     assert [(measured.row, measured.findings) for measured in found.values()] == [(None, [])] * 3
     assert "skipped: m rap takes a square matrix, found 4 x 5" in capsys.readouterr().err
-    monkeypatch.setattr(results, "free_memory", lambda: 100.0)
+    monkeypatch.setattr(measure, "free_memory", lambda: 100.0)
     square = sp.csr_array(np.ones((9, 9), "float32"))
     assert rows_of(square, "spgemm")["spgemm"].row is None
     assert "skipped: m spgemm may need 0.0 GB of memory for its results" in capsys.readouterr().err
@@ -87,7 +87,7 @@ def failing(_case: Any) -> dict[str, Callable[[], Any]]:
     ("ours", "message"), [(spoiled, "m spgemm, ours: our result differs"), (failing, "m spgemm: RuntimeError: no such")]
 )
 def test_what_is_wrong_is_a_finding(monkeypatch: pytest.MonkeyPatch, ours: Any, message: str) -> None:
-    monkeypatch.setitem(results.OURS, "spgemm", ours)
+    monkeypatch.setitem(measure.OURS, "spgemm", ours)
     found = rows_of(sp.csr_array(np.ones((3, 3), "float32")), "spgemm")["spgemm"]
     assert found.row is None
     assert len(found.findings) == 1
