@@ -6,7 +6,7 @@ sage-max, gatv2, and rgcn, which learns from the relations of a knowledge graph.
 
 The networks themselves are in `sparsetir.bench.training.networks`. Real graphs are read from the folder that
 SPARSETIR_DATA names; without one, or as ``--graph rmat:1e5``, they are generated. The classes that are learned are made
-up, see `problems.load`.
+up, see `networks.load`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ import sparsetir
 import torch
 from sparsetir.bench import MissingPackageError
 from sparsetir.bench.training import measure
-from sparsetir.bench.training.command import trained, with_memory
-from sparsetir.bench.training.measure import TrainingRun
-from sparsetir.bench.training.networks import BACKENDS, KINDS, OURS, Spec, ways
-from sparsetir.bench.training.problems import load, usual
+from sparsetir.bench.training.measure import TrainingRun, trained, with_memory
+from sparsetir.bench.training.networks import BACKENDS, KINDS, OURS, Spec, load, usual, ways
 from sparsetir.workloads.plot import aligned, losses
 
 

@@ -19,7 +19,7 @@ from sparsetir.workloads.reference import WrongResultError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
-from sparsetir.bench.training import command, measure, networks, problems  # noqa: E402
+from sparsetir.bench.training import measure, networks  # noqa: E402
 from sparsetir.bench.training.networks import KINDS, OURS, TORCH, Spec  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
 @pytest.fixture(scope="module")
 def problem() -> Any:
-    return problems.load(TINY, features=5, classes=3)
+    return networks.load(TINY, features=5, classes=3)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 def test_all_ways_learn_the_same(kind: str, problem: Any) -> None:
     is_full = bool(os.environ.get("SPARSETIR_FULL"))
     chosen = [way for way in networks.ways(kind) if way != networks.INDUCTOR or is_full]  # it compiles for long
-    runs = command.trained(problem, Spec.parse(f"{kind}:4"), chosen, 2)
+    runs = measure.trained(problem, Spec.parse(f"{kind}:4"), chosen, 2)
     assert list(runs) == chosen
     assert [len(run.losses) for run in runs.values()] == [4] * len(chosen)
     assert len(set(runs[OURS].losses)) == 4
@@ -66,18 +66,18 @@ def test_sparse_features_are_a_factor(kind: str, problem: Any) -> None:
     chosen = networks.ways(kind)[:3]
     contenders = [networks.make(way, Spec.parse(f"{kind}:4"), words) for way in chosen]
     assert [isinstance(made.x, torch.Tensor) for made in contenders] == [way.startswith("PyG") for way in chosen]
-    runs = command.trained(words, Spec.parse(f"{kind}:4"), chosen, 2)
+    runs = measure.trained(words, Spec.parse(f"{kind}:4"), chosen, 2)
     assert measure.difference(runs) < 1e-5
 
 
 def test_a_way_that_fails_is_left_out(problem: Any, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(networks, "_matrix", lambda *_: 1 / 0)
-    runs = command.trained(problem, Spec.parse("gcn:4"), [OURS, TORCH], 1)
+    runs = measure.trained(problem, Spec.parse("gcn:4"), [OURS, TORCH], 1)
     assert list(runs) == [OURS]
     assert "left out: torch CSR, gcn:4 on communities:300: ZeroDivisionError" in capsys.readouterr().err
     monkeypatch.setattr(networks, "_graph", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        command.trained(problem, Spec.parse("gcn:4"), [OURS], 1)
+        measure.trained(problem, Spec.parse("gcn:4"), [OURS], 1)
 
 
 def test_networks_by_name() -> None:
@@ -98,24 +98,24 @@ def test_generated_graphs(problem: Any) -> None:
     assert not A.diagonal().any()
     assert sorted(torch.cat([problem.train, problem.test]).tolist()) == list(range(A.shape[0]))
     assert (problem.classes, problem.x.shape[1], problem.relations.size) == (3, 5, A.nnz)
-    again = problems.load(TINY, features=5, classes=3)
+    again = networks.load(TINY, features=5, classes=3)
     assert torch.equal(again.x, problem.x)
     assert torch.equal(again.y, problem.y)
     for name in ("karate", "rmat:many", "rmat:0"):
         with pytest.raises(ArgumentError, match=rf"expected a .*; found '{name}'"):
-            problems.load(name)
+            networks.load(name)
 
 
 def test_real_graphs_need_their_files(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARSETIR_DATA", str(tmp_path))
-    assert problems.available() == []
-    assert [problems.usual(relations=known) for known in (False, True)] == ["communities", "communities"]
+    assert networks.available() == []
+    assert [networks.usual(relations=known) for known in (False, True)] == ["communities", "communities"]
     with pytest.raises(ArgumentError, match=r"cora is read from graphs/cora.npz in the folder that SPARSETIR_DATA"):
-        problems.load("cora")
+        networks.load("cora")
     (tmp_path / "graphs").mkdir()
     sp.save_npz(tmp_path / "graphs" / "pubmed.npz", sp.csr_matrix(np.eye(4)))
-    assert problems.available() == ["pubmed"]
-    assert str(problems.load("pubmed")) == "pubmed: 4 nodes, 4 edges"
+    assert networks.available() == ["pubmed"]
+    assert str(networks.load("pubmed")) == "pubmed: 4 nodes, 4 edges"
 
 
 def test_triples_are_relations_of_edges(monkeypatch: Any, tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_triples_are_relations_of_edges(monkeypatch: Any, tmp_path: Path) -> Non
     (tmp_path / "relational").mkdir()
     triples = np.array([[1, 0, 1], [0, 2, 3], [2, 1, 2]])  # relations, subjects, objects
     np.savez(tmp_path / "relational" / "fb15k237.npz", coords=triples, shape=np.array([2, 4, 4]))
-    assert [problems.usual(relations=known) for known in (False, True)] == ["communities", "fb15k237"]
-    problem = problems.load("fb15k237", classes=2)
+    assert [networks.usual(relations=known) for known in (False, True)] == ["communities", "fb15k237"]
+    problem = networks.load("fb15k237", classes=2)
     assert problem.edge_index.tolist() == [[2, 0, 3], [1, 2, 2]]
     assert problem.relations.tolist() == [0, 1, 1]
     into, sums, counts = networks.by_relation(problem)
@@ -147,36 +147,36 @@ def test_the_table(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(measure, "apart", lambda *_: 1_500_000)
     threads = str(torch.get_num_threads())
     options = ["--graph", TINY, "--network", "gcn:4", "--ways", TORCH, "--epochs", "1", "--peak", "--threads", threads]
-    command.main(options)
+    measure.main(options)
     head, _, ours, torchs = capsys.readouterr().out.splitlines()
     assert head.startswith("| graph | network | way | ms an epoch | spread | ratio | peak MB | loss | accuracy |")
     assert ours.startswith(f"| {TINY} | gcn:4 | ours |")
     assert "| 1.5 |" in torchs
     with pytest.raises(SystemExit):
-        command.main(["--network", "gin"])
+        measure.main(["--network", "gin"])
     assert "expected a network such as" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_the_table_of_operators(capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(command, "INPUTS", 20)
-    monkeypatch.setattr(command, "OUTPUTS", 10)
+    monkeypatch.setattr(measure, "INPUTS", 20)
+    monkeypatch.setattr(measure, "OUTPUTS", 10)
     threads = str(torch.get_num_threads())
-    command.main(["--operators", "--graph", TINY, "--features", "3", "--epochs", "1", "--threads", threads])
+    measure.main(["--operators", "--graph", TINY, "--features", "3", "--epochs", "1", "--threads", threads])
     head, _, *lines = capsys.readouterr().out.splitlines()
     assert head == "| graph | operator | ours ms | torch ms | ratio | spread |"
     assert [line.split(" | ")[1].partition(" ")[0] for line in lines] == ["spmm,", "spmm", "spmm,", "linear"]
-    wrong = {command.OURS: lambda: [torch.ones(2)], command.TORCH: lambda: [torch.zeros(2)]}
-    monkeypatch.setattr(command, "cases", lambda *_: {"spmm": wrong})
+    wrong = {measure.OURS: lambda: [torch.ones(2)], measure.TORCH: lambda: [torch.zeros(2)]}
+    monkeypatch.setattr(measure, "cases", lambda *_: {"spmm": wrong})
     with pytest.raises(WrongResultError, match=r"spmm differs from torch by 1.0e\+00"):
-        command.operator_rows(problems.load(TINY), 3, 1)
+        measure.operator_rows(networks.load(TINY), 3, 1)
 
 
 @pytest.mark.slow
 def test_memory_of_a_way() -> None:
     if not measure.CLEAR.exists():
         pytest.skip("the system does not tell")
-    assert command.memory(OURS, "communities:60000", Spec.parse("gcn:32")) > 0
+    assert measure.memory(OURS, "communities:60000", Spec.parse("gcn:32")) > 0
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from sparsetir.utils.packages import require
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
     require("torch", extra="torch", purpose="sparsetir.bench.training")
-    from sparsetir.bench.training.command import main as run
+    from sparsetir.bench.training.measure import main as run
 
     run(argv)
 
