@@ -32,8 +32,7 @@ from sparsetir.ir.sizes import with_constants
 from sparsetir.ir.views import decode
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.lower.annotations import PADDED
-from sparsetir.lower.checks.results import with_checked_results
-from sparsetir.lower.rows.check_rows import with_checked_rows
+from sparsetir.lower.checks.compiled import with_checked_results, with_checked_rows
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import Cache, cached_property, shared_cache
@@ -220,7 +219,7 @@ class CompiledLoops(Compiled):
 
 
 class CompiledWithChecks(Compiled):
-    """Machine code that validates the index arrays of compressed rows as it reads them; see `check_rows`.
+    """Machine code that validates the index arrays of compressed rows as it reads them; see `with_checked_rows`.
 
     Raises
     ------
@@ -239,7 +238,7 @@ class CompiledWithChecks(Compiled):
 
 
 class CompiledWithResultCheck(Compiled):
-    """Machine code that raises a ValueError after results with NaN; see `sparsetir.lower.checks.results`.
+    """Machine code that raises a ValueError after results with NaN; see `with_checked_results`.
 
     Raises
     ------
@@ -456,7 +455,7 @@ def variant_with_checks(
 ) -> Callable[..., Any] | None:
     """Return a function of the same program that validates the index arrays it reads, or None where there is none.
 
-    It raises a ValueError with `sparsetir.lower.rows.check_rows.MESSAGE` at the first wrong row. Parameters as for
+    It raises a ValueError with `sparsetir.lower.checks.compiled.ROWS_MESSAGE` at the first wrong row. Parameters as for
     `variant`.
     """
     if compiled.schedule is not None:

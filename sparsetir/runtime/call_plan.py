@@ -22,7 +22,7 @@ from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.interop.sources import torch_to_numpy
 from sparsetir.ir import sizes
 from sparsetir.ir.views import Axis
-from sparsetir.lower.rows.check_rows import MESSAGE, order_of
+from sparsetir.lower.checks.compiled import ROWS_MESSAGE, order_of
 from sparsetir.runtime.signature import (
     LARGEST_INT32,
     Arguments,
@@ -799,7 +799,7 @@ def _call_checked(function: Callable[..., Any], entry: CompressedFiller, *ready:
     try:
         function(*ready)
     except (ValueError, RuntimeError) as error:
-        if MESSAGE not in str(error):
+        if ROWS_MESSAGE not in str(error):
             raise
         entry.is_unordered = entry.takes_distinct
         raise PlanMismatch from None

@@ -27,7 +27,7 @@ from sparsetir.codegen.target import native_target
 from sparsetir.interop.sources import array_of_numbers
 from sparsetir.ir.rewriting import LONG, alloc, array_param, cell, collect, get, long, long_var, put, seq
 from sparsetir.ir.views import Program, cast, const
-from sparsetir.lower.checks.results import MESSAGE, WIDTHS
+from sparsetir.lower.checks.compiled import NAN_MESSAGE, WIDTHS
 from sparsetir.lower.loops import parallel, serial
 from sparsetir.utils.threads import get_num_threads
 
@@ -397,7 +397,7 @@ def _or_plain(fast: Call, plain: Call, arguments: Mapping[str, Any]) -> Any:
 
 def finds_nan(error: Exception) -> bool:
     """Return whether a kernel that looks through its results raised this error."""
-    return MESSAGE in str(error)
+    return NAN_MESSAGE in str(error)
 
 
 class GuardedBound:

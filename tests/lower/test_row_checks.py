@@ -14,7 +14,7 @@ from fences import Fences
 from sparsetir import interop, ops, parse
 from sparsetir.codegen.cache import variant_with_checks
 from sparsetir.ir.views import decode
-from sparsetir.lower.rows.check_rows import LANES, MESSAGE, order_of
+from sparsetir.lower.checks.compiled import ROW_LANES, ROWS_MESSAGE, order_of
 from sparsetir.runtime.signature import argument_list
 from sparsetir.schedules import defaults
 
@@ -50,7 +50,7 @@ def matrices(idtype: str) -> list[sp.csr_array]:
         sp.random_array(s, density=d, format="csr", dtype="float32", rng=RNG)
         for s, d in (((9, 5), 0.4), ((3, 90), 0.5))
     ]
-    out.append(sp.csr_array(np.ones((2, LANES + 1), "float32")))
+    out.append(sp.csr_array(np.ones((2, ROW_LANES + 1), "float32")))
     for A in out:
         A.sort_indices()
         A.indptr, A.indices = A.indptr.astype(idtype), A.indices.astype(idtype)
@@ -62,7 +62,7 @@ def spoiled(A: sp.csr_array) -> list[tuple[np.ndarray, np.ndarray]]:
     pairs = [(A.indptr, A.indices)]
     for name in ("indptr", "indices"):
         array = getattr(A, name)
-        for at in {0, 1, len(array) // 2, LANES % len(array), len(array) - 1}:
+        for at in {0, 1, len(array) // 2, ROW_LANES % len(array), len(array) - 1}:
             for number in (*EXTREMES[array.dtype.name], *A.shape, A.nnz, A.nnz + 1, 0, array[at] + 1, array[at - 1]):
                 changed = {"indptr": A.indptr, "indices": A.indices, name: array.copy()}
                 changed[name][at] = number
@@ -97,7 +97,7 @@ def test_loops_that_read_indices_decide_as_numpy_does(name: str) -> None:
                 wanted = np.bincount(rows, A.data.astype(dtype) * x[indices], A.shape[0])
                 np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
             else:
-                with pytest.raises(ValueError, match=MESSAGE):
+                with pytest.raises(ValueError, match=ROWS_MESSAGE):
                     checked(*ready)
         fences.release()
     assert verdicts.count(True) >= 3

@@ -1,35 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validate the index arrays of compressed rows in the loops that read them, an entry before its operands are loaded.
-
-An array is then read from memory once. A comparison that always holds costs a loop of sums little: its branch is
-predicted, and the loop waits for its operands anyway.
-
-before::
-
-    for i in range(m):
-        y[i] = 0
-        for j in range(indptr[i + 1] - indptr[i]):
-            y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
-
-after::
-
-    for i in range(m):
-        assert 0 <= indptr[i] and indptr[i] <= indptr[i + 1] and indptr[i + 1] <= nnz
-        y[i] = 0
-        before[0] = -1
-        for j in range(indptr[i + 1] - indptr[i]):
-            assert before[0] < indices[indptr[i] + j] and indices[indptr[i] + j] < n
-            before[0] = indices[indptr[i] + j]
-            y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
-
-Every row must be read once, by one loop over its entries, on the caller's thread: TVM may lose the errors of others.
-"""
+"""Checks that compiled kernels make: of index arrays as they are read, and of results for NaN."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+import numpy as np
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
@@ -37,9 +14,12 @@ from sparsetir.ir.effects import order_free_axes
 from sparsetir.ir.rewriting import (
     LONG,
     alloc,
+    cell,
     collect,
     conjunction,
     get,
+    long,
+    long_var,
     put,
     renewed,
     same,
@@ -48,10 +28,36 @@ from sparsetir.ir.rewriting import (
 )
 from sparsetir.ir.views import Axis, Program, cast, const
 from sparsetir.lower.annotations import FINITE, INDPTR, STRUCTURE, names_in
-from sparsetir.lower.loops import SERIAL, serial, vectorized, with_, with_body
+from sparsetir.lower.loops import PARALLEL, SERIAL, parallel, serial, vectorized, with_, with_body
 
-LANES = 16  # entries of a long row that are compared at a time
-MESSAGE = "the index arrays of compressed rows are wrong"  # the caller validates the arrays again and says more
+# Validate the index arrays of compressed rows in the loops that read them, an entry before its operands are loaded.
+#
+# An array is then read from memory once. A comparison that always holds costs a loop of sums little: its branch is
+# predicted, and the loop waits for its operands anyway.
+#
+# before::
+#
+#     for i in range(m):
+#         y[i] = 0
+#         for j in range(indptr[i + 1] - indptr[i]):
+#             y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
+#
+# after::
+#
+#     for i in range(m):
+#         assert 0 <= indptr[i] and indptr[i] <= indptr[i + 1] and indptr[i + 1] <= nnz
+#         y[i] = 0
+#         before[0] = -1
+#         for j in range(indptr[i + 1] - indptr[i]):
+#             assert before[0] < indices[indptr[i] + j] and indices[indptr[i] + j] < n
+#             before[0] = indices[indptr[i] + j]
+#             y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
+#
+# Every row must be read once, by one loop over its entries, on the caller's thread: TVM may lose the errors of others.
+
+
+ROW_LANES = 16  # entries of a long row that are compared at a time
+ROWS_MESSAGE = "the index arrays of compressed rows are wrong"  # the caller validates the arrays again and says more
 
 
 class _Rows(NamedTuple):
@@ -178,7 +184,7 @@ def _is_whole(loops: _Rows) -> bool:
 
 
 def _assert(conditions: list[ir.Expr]) -> tirx.Stmt:
-    return tirx.AssertStmt(conjunction(conditions), ir.StringImm("ValueError"), [ir.StringImm(MESSAGE)])
+    return tirx.AssertStmt(conjunction(conditions), ir.StringImm("ValueError"), [ir.StringImm(ROWS_MESSAGE)])
 
 
 def _pointer(loops: _Rows, row: ir.Expr) -> ir.Expr:
@@ -190,7 +196,7 @@ def _with_checked_entries(loops: _Rows, length: ir.Expr, order: str) -> tirx.Stm
     loop = loops.entries
     if order == "any":
         return _one_by_one(loops, length, order)
-    is_long = loop.extent > const(LANES, str(loop.extent.ty.dtype))
+    is_long = loop.extent > const(ROW_LANES, str(loop.extent.ty.dtype))
     return tirx.IfThenElse(is_long, seq(*_row_check(loops, length, order), loop), _one_by_one(loops, length, order))
 
 
@@ -210,17 +216,17 @@ def _one_by_one(loops: _Rows, length: ir.Expr, order: str) -> tirx.Stmt:
 
 
 def _row_check(loops: _Rows, length: ir.Expr, order: str) -> list[tirx.Stmt]:
-    """Return the check of a row of more than `LANES` entries, so many at a time; the last ones overlap."""
+    """Return the check of a row of more than `ROW_LANES` entries, so many at a time; the last ones overlap."""
     dtype, extent = str(loops.indices.ty.dtype), loops.entries.extent
     counter = str(extent.ty.dtype)
-    one, lanes, step = const(1, counter), const(LANES, counter), Var("step", extent.ty)
-    rises = tirx.decl_buffer((LANES,), dtype, name="rises", layout=None)
+    one, lanes, step = const(1, counter), const(ROW_LANES, counter), Var("step", extent.ty)
+    rises = tirx.decl_buffer((ROW_LANES,), dtype, name="rises", layout=None)
     begin, pairs = _pointer(loops, loops.row), extent - const(1, counter)
     at = lambda place: tirx.BufferLoad(loops.indices, [begin + place])  # noqa: E731
 
     def each(value: Callable[[Var], ir.Expr]) -> tirx.Stmt:
         lane = Var("lane", extent.ty)
-        return vectorized(lane, LANES, tirx.BufferStore(rises, value(lane), [lane]))
+        return vectorized(lane, ROW_LANES, tirx.BufferStore(rises, value(lane), [lane]))
 
     def compare(first: ir.Expr) -> tirx.Stmt:
         def value(lane: Var) -> ir.Expr:
@@ -231,7 +237,7 @@ def _row_check(loops: _Rows, length: ir.Expr, order: str) -> list[tirx.Stmt]:
         return each(value)
 
     windows = serial(step, tirx.truncdiv(pairs, lanes), compare(step * lanes))
-    values = [tirx.BufferLoad(rises, [const(n, counter)]) for n in range(LANES)]
+    values = [tirx.BufferLoad(rises, [const(n, counter)]) for n in range(ROW_LANES)]
     while len(values) > 1:
         values = [a & b for a, b in zip(values[::2], values[1::2], strict=True)]
     ends = [at(const(0, counter)) >= const(0, dtype), cast(at(pairs), LONG) < cast(length, LONG)]
@@ -256,4 +262,92 @@ def _ends_check(loops: _Rows) -> tirx.Stmt:
     return _assert(conditions)
 
 
-__all__ = ["MESSAGE", "with_checked_rows"]
+# Stop after results that hold NaN: a kernel over a format that stores zeros may have multiplied one by infinity.
+#
+# before::
+#
+#     for chunk in T.parallel(2):
+#         ...  # y
+#
+# after::
+#
+#     for chunk in T.parallel(2):
+#         ...  # y
+#     for chunk in T.parallel(2):
+#         most[chunk * 64 : chunk * 64 + 64] = 0
+#         for step in range(...):  # a share of y, whose lines are mostly in the caches of the same core
+#             bits = T.bitwise_and(T.reinterpret("int32x64", y[...]), ...)
+#             most[chunk * 64 : chunk * 64 + 64] = T.max(most[...], bits)
+#     for lane in range(128):
+#         largest[0] = T.max(largest[0], most[lane])
+#     assert largest[0] <= 0x7F800000, "a result is NaN"
+#
+# The bits of a float without its sign, as an integer, are more than those of infinity for NaN. Reading all of a result
+# on one core, from the caches of the others, takes a third of the time of a product whose matrix is cached.
+
+
+NAN_MESSAGE = "a result is NaN"
+NAN_LANES = 64
+WIDTHS = {"float32": 32, "float64": 64}
+
+
+def with_checked_results(func: tirx.PrimFunc, results: Collection[str]) -> tirx.PrimFunc | None:
+    """Return a stage-III function that stops after results with NaN; None where it cannot tell.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    results : collection of str
+        Names of array parameters of one dimension.
+    """
+    arrays = [p for p in func.params if tirx.is_buffer_var(p) and str(p.name) in results]
+    if len(arrays) != len(results) or any(len(p.ty.shape) != 1 or str(p.ty.dtype) not in WIDTHS for p in arrays):
+        return None
+    shares = [f.extent for f in collect(func.body, tirx.For) if f.kind == PARALLEL]
+    chunks = next((int(extent) for extent in shares if isinstance(extent, tirx.IntImm)), 1)
+    return with_body(func, seq(func.body, *(_nan_check(array, chunks) for array in arrays)))
+
+
+def _nan_check(array: Var, chunks: int) -> tirx.Stmt:
+    dtype = f"int{WIDTHS[str(array.ty.dtype)]}"
+    infinity = int(np.asarray(np.inf, str(array.ty.dtype)).view(dtype))
+    mask = int(np.iinfo(dtype).max)
+    chunk, step, rest, lane = (long_var(name) for name in ("chunk", "step", "rest", "lane"))
+    count = cast(array.ty.shape[0], LONG)
+    whole = tirx.floordiv(count, long(NAN_LANES))
+    first, last = (tirx.floordiv(whole * c, long(chunks)) for c in (chunk, chunk + long(1)))
+    most = tirx.decl_buffer((chunks * NAN_LANES,), dtype, name="most", layout=None)
+    largest = cell("largest", dtype)
+    own = tirx.Ramp(chunk * long(NAN_LANES), long(1), NAN_LANES)
+
+    def bits(index: ir.Expr, lanes: int) -> ir.Expr:
+        loaded = tirx.reinterpret(dtype if lanes == 1 else f"{dtype}x{lanes}", tirx.BufferLoad(array, [index]))
+        return tirx.bitwise_and(loaded, const(mask, dtype) if lanes == 1 else tirx.Broadcast(const(mask, dtype), lanes))
+
+    vector = bits(tirx.Ramp((first + step) * long(NAN_LANES), long(1), NAN_LANES), NAN_LANES)
+    share = seq(
+        tirx.BufferStore(most, tirx.Broadcast(const(0, dtype), NAN_LANES), [own]),
+        serial(step, last - first, tirx.BufferStore(most, tirx.max(tirx.BufferLoad(most, [own]), vector), [own])),
+    )
+    larger = lambda value: put(largest, tirx.max(get(largest), value))  # noqa: E731
+    return seq(
+        *alloc(most, largest),
+        parallel(chunk, long(chunks), share) if chunks > 1 else serial(chunk, long(1), share),
+        put(largest, const(0, dtype)),
+        serial(lane, long(chunks * NAN_LANES), larger(tirx.BufferLoad(most, [lane]))),
+        serial(rest, count - whole * long(NAN_LANES), larger(bits(whole * long(NAN_LANES) + rest, 1))),
+        tirx.AssertStmt(
+            get(largest) <= const(infinity, dtype), ir.StringImm("ValueError"), [ir.StringImm(NAN_MESSAGE)]
+        ),
+    )
+
+
+__all__ = [
+    "NAN_MESSAGE",
+    "ROWS_MESSAGE",
+    "ROW_LANES",
+    "WIDTHS",
+    "order_of",
+    "with_checked_results",
+    "with_checked_rows",
+]
