@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from tvm import ir, s_tir, tirx
@@ -20,7 +20,7 @@ from sparsetir.ir.verifier import verify, warn_of_doubtful, warn_of_other_meanin
 from sparsetir.ir.views import decode
 from sparsetir.lower import describe_argument, single
 from sparsetir.lower.annotations import FINITE
-from sparsetir.runtime.bound import BoundComposedKernel, BoundKernel
+from sparsetir.runtime.bound import BoundKernel
 from sparsetir.runtime.kernel import Convert, Kernel
 from sparsetir.runtime.validation import GuardedBound, NonFiniteGuard
 from sparsetir.sparse_output import AccumulatorOptions, Accumulators, is_assembled
@@ -30,6 +30,9 @@ from sparsetir.transform.decompose import decompose_format
 from sparsetir.utils.arguments import as_count, as_flag
 from sparsetir.utils.memory import uncollected
 from sparsetir.utils.threads import get_num_threads
+
+if TYPE_CHECKING:
+    from sparsetir.runtime.composed import BoundComposedKernel
 
 # From what users call a program to a kernel.
 

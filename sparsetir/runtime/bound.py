@@ -23,20 +23,15 @@ from sparsetir.runtime.call_plan import (
     make_call_key,
     shaped,
 )
-from sparsetir.runtime.conversion import Converted, agree
 from sparsetir.runtime.serialization import Saved
-from sparsetir.runtime.signature import Arguments, SizeOf
+from sparsetir.runtime.signature import Arguments
 from sparsetir.runtime.validation import finds_nan
 from sparsetir.utils.buffers import OutputPool
 from sparsetir.utils.memory import raise_of_memory
 
 if TYPE_CHECKING:
     from sparsetir.codegen.cache import Compiled
-    from sparsetir.runtime.composed import ComposedKernel
     from sparsetir.runtime.kernel import Kernel
-
-
-# Kernels with some arguments fixed.
 
 
 class Bound(Saved):
@@ -214,47 +209,4 @@ def _rebound(kernel: Any, arguments: dict[str, Any]) -> Any:
     return kernel.bind(**arguments)
 
 
-# Kernels over other formats with some arguments fixed.
-
-
-class BoundComposedKernel(Bound):
-    """A composed kernel with some arguments fixed: converted once."""
-
-    def __init__(self, kernel: ComposedKernel, arguments: Mapping[str, Any]) -> None:
-        super().__init__(kernel, arguments)
-        translated, self.converted = kernel.converter.translate(arguments, is_kept=True)
-        self.given = kernel.needed(translated)
-        self.bound = kernel.kernel.bind(**self.given)
-        self.is_plain = kernel.has_plain_results and kernel.converter.is_complete(self.converted)
-
-    def dispatch(self, arguments: dict[str, Any]) -> Any:
-        kernel = self.kernel
-        if self.is_plain and kernel.names.issuperset(arguments):
-            result = self.bound(**arguments)
-            self.last = self.bound.last  # its plans are as good as ours
-            return result
-        kernel.check_results({**self.fixed, **arguments})
-        translated, converted = self._translated(arguments)
-        outputs = kernel.new_outputs(converted, {**self.given, **translated})
-        out = self.bound(**translated, **outputs)
-        return kernel.results(out, converted, {**self.given, **translated, **outputs}, {**self.fixed, **arguments})
-
-    def _translated(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Converted]]:
-        """Return the open arguments of the compiled function, which must agree with the fixed ones, and structures."""
-        for name in arguments:
-            if name in self.fixed:
-                raise ArgumentTypeError(f"{name} is fixed by bind; do not pass it again")
-        translated, converted = self.kernel.converter.translate_complete(arguments, self.converted)
-        for name in translated.keys() & self.given.keys():
-            if isinstance(translated[name], SizeOf):
-                agree(self.given, name, translated[name])
-        return {n: v for n, v in self.kernel.needed(translated).items() if n not in self.given}, converted
-
-    def time(self, *, seconds: float = 0.2, **arguments: Any) -> CallTiming:
-        """Time repeated calls of the compiled function, all arguments ready."""
-        translated, converted = self._translated(arguments)
-        every = {**translated, **self.given}
-        return self.bound.kernel.time(seconds=seconds, **every, **self.kernel.new_outputs(converted, every))
-
-
-__all__ = ["Bound", "BoundComposedKernel", "BoundKernel"]
+__all__ = ["Bound", "BoundKernel"]

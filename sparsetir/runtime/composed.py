@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,19 +15,325 @@ from tvm import tirx
 
 from sparsetir.codegen.cache import Compiled
 from sparsetir.codegen.export import Interface, export
-from sparsetir.errors import ArgumentError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, VerifyError
 from sparsetir.formats.format import Format
-from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop.sources import holds_own_values, open_source
+from sparsetir.formats.pattern import hash_indices
+from sparsetir.formats.tensor import Piece, SparseTensor
+from sparsetir.interop import aligned_contiguous, check_detached, check_dtype, is_sparse, is_torch
+from sparsetir.interop.sources import CompressedSource, Source, holds_own_values, open_source
+from sparsetir.ir import sizes
 from sparsetir.ir.views import decode
-from sparsetir.runtime.bound import BoundComposedKernel
+from sparsetir.runtime.bound import Bound
 from sparsetir.runtime.call_plan import CallTiming
-from sparsetir.runtime.conversion import Converted, Converter, check_axes, structure_of
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.serialization import Saved, layout, write_pieces
-from sparsetir.runtime.signature import Signature, SizeOf, check_writable, shown_signature
-from sparsetir.transform.decompose import Decomposition
+from sparsetir.runtime.signature import Signature, SizeOf, check_writable, checks_are_on, shown_signature
+from sparsetir.transform.decompose import Decomposition, Group
+from sparsetir.transform.structure import MASK_DTYPE
 from sparsetir.utils.arguments import as_path, shown
+from sparsetir.utils.caches import cached_property
+
+# From the arguments of a program to those of the same program over other formats.
+
+
+MOST_CONVERTED = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Converted:
+    """The structure of a sparse argument in the pieces of a group.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+        Made of this argument, or of one that had the same structure then.
+    source : Source
+        This argument.
+    hashed : str
+        Of its shape and index arrays.
+    arguments : dict of str to object
+        The index arrays, masks and sizes for the compiled function.
+    """
+
+    tensor: SparseTensor
+    source: Source
+    hashed: str
+    arguments: dict[str, Any]
+
+    def held(self) -> list[np.ndarray]:
+        """Return the pieces' values for the argument, as they are now."""
+        values = self.tensor.origin.in_order(aligned_contiguous(self.source.values)[0])
+        return [piece.packed.values(values) for piece in self.tensor.pieces]
+
+    def restore(self, piece_arrays: list[np.ndarray]) -> Any:
+        """Return an object of the argument's class and structure with values laid out like the pieces'."""
+        return self.tensor.restore_as(self.source, piece_arrays)
+
+    def serves_others(self) -> bool:
+        """Return whether it holds for other arguments of its hash, whatever becomes of the one it was made of."""
+        return not self.is_borrowed and _hash(self.tensor.origin.source) == self.hashed
+
+    def is_like(self, other: Converted) -> bool:
+        """Return whether two arguments have the same structure, also where it is stored in another order."""
+        if self.tensor is other.tensor or self.hashed == other.hashed:
+            return True
+        pairs = zip(self.tensor.coords, other.tensor.coords, strict=True)
+        return self.tensor.shape == other.tensor.shape and all(np.array_equal(a, b) for a, b in pairs)
+
+    @cached_property
+    def is_borrowed(self) -> bool:
+        """True if the compiled function reads index arrays of the argument itself."""
+        own = _index_arrays(self.tensor.origin.source)
+        passed = [value for value in self.arguments.values() if isinstance(value, np.ndarray)]
+        return any(np.may_share_memory(one, other) for one in own for other in passed)
+
+    def is_of(self, source: Source) -> bool:
+        """Return whether it was made of these very arrays."""
+        pairs = zip(_index_arrays(self.tensor.origin.source), _index_arrays(source), strict=True)
+        return all(a is b for a, b in pairs)
+
+    def has_room(self, source: Source) -> bool:
+        """Return whether the argument has as many values: an invalid one may share the index arrays of a valid one."""
+        return source.values.shape == self.tensor.origin.source.values.shape
+
+    def values(self, group: Group, storage: str, piece_arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the arrays of one buffer by the names of the compiled function."""
+        arrays = {}
+        for piece, array, stored in zip(group.pieces, piece_arrays, self.tensor.pieces, strict=True):
+            if storage in piece.values:
+                arrays[piece.values[storage]] = _shaped(stored, array)
+        return arrays
+
+
+class Converter:
+    """Takes the arguments of the original program, and keeps the structures that it converted last.
+
+    Parameters
+    ----------
+    decomposition : Decomposition
+    signature : Signature
+        Of the original program.
+    passed_on : collection of str
+        Arguments that the compiled function takes as they are.
+    """
+
+    def __init__(self, decomposition: Decomposition, signature: Signature, passed_on: Collection[str]) -> None:
+        self.decomposition, self.signature, self.passed_on = decomposition, signature, passed_on
+        self.program = signature.program
+        self.groups = {name: g for g in decomposition.groups for name in g.buffers}
+        self.kept: dict[Any, Converted] = {}
+        self.sizes = {p.name for p in signature.params if not p.is_array and p.dtype.startswith("int")}
+        self.lengths = {g.name: [sizes.Size(axis.length) for axis in g.axes] for g in decomposition.groups}
+
+    def group_of(self, name: str) -> Group | None:
+        """Return the group that holds the buffer called `name`, or whose values array it is."""
+        if name in self.groups:
+            return self.groups[name]
+        holder = self.signature.holder.get(name)
+        return self.groups.get(holder.name) if holder is not None else None
+
+    def translate(
+        self,
+        arguments: Mapping[str, Any],
+        before: Mapping[str, Converted] = MappingProxyType({}),
+        *,
+        is_kept: bool = False,
+    ) -> tuple[dict[str, Any], dict[str, Converted]]:
+        """Arguments of the compiled function, and the converted structure of each buffer, also of those before.
+
+        What `is_kept` must not share arrays with other arguments, which may change.
+        """
+        translated: dict[str, Any] = {}
+        converted = dict(before)
+        for name, value in arguments.items():
+            group = self.group_of(name)
+            if group is None and name in self.sizes:
+                self.signature.check_number(name, value)
+                agree(translated, name, SizeOf(int(value), "the argument"))
+                continue
+            if group is None and self.signature.storage_name(name) is None and name not in self.signature.by_name:
+                raise self.signature.unknown(name)
+            if group is None:
+                self._check_needed(name)
+                translated[name] = value
+                continue
+            if name not in self.groups or not is_sparse(value):
+                expected = f"{name} is stored as {self.decomposition.formats.get(group.name)!r} here"
+                raise ArgumentTypeError(f"{expected}: pass a sparse object, found {type(value).__name__}")
+            self._add(group, name, value, translated, converted, is_kept)
+        return translated, converted
+
+    def translate_complete(
+        self, arguments: Mapping[str, Any], before: Mapping[str, Converted] = MappingProxyType({})
+    ) -> tuple[dict[str, Any], dict[str, Converted]]:
+        """Translate the arguments of a call; raise unless every decomposed structure came with one of them."""
+        translated, converted = self.translate(arguments, before)
+        self.check_complete(converted)
+        return translated, converted
+
+    def _check_needed(self, name: str) -> None:
+        """Raise for an index array that the compiled program has not, as the buffer is stored otherwise."""
+        for group in self.decomposition.groups:
+            arrays = {str(a.name) for axis in group.axes for a in (axis.indptr, axis.indices) if a is not None}
+            if name in arrays and name not in self.passed_on:
+                format = self.decomposition.formats.get(group.name)
+                owner = f"{name} belongs to {group.name}, which is stored as {format!r} here"
+                raise ArgumentTypeError(f"{owner}: pass {group.name} as a sparse object")
+
+    def _add(
+        self,
+        group: Group,
+        name: str,
+        value: Any,
+        translated: dict[str, Any],
+        converted: dict[str, Converted],
+        is_kept: bool,
+    ) -> None:
+        if is_torch(value):
+            check_detached(value, name, "a kernel")
+        buffer, source = self.program.buffer(name), open_source(value, name)
+        check_dtype(source.values.dtype, buffer.dtype, name=name)
+        own_conversion = self.converted(group, name, value, source, is_kept)
+        for other in (n for n in group.buffers if n in converted):
+            if not converted[other].is_like(own_conversion):
+                raise ArgumentError(f"{name} and {other} share axes but have different structures")
+        converted[name] = own_conversion
+        translated.update(own_conversion.arguments)
+        translated.update(own_conversion.values(group, str(buffer.storage.name), own_conversion.held()))
+        for d, (size, length) in enumerate(zip(self.lengths[group.name], own_conversion.tensor.shape, strict=True)):
+            self._note(translated, size, SizeOf(length, f"{name}.shape[{d}]"))
+
+    def _note(self, translated: dict[str, Any], size: sizes.Size, value: SizeOf) -> None:
+        """Note what the length of an axis says of the sizes."""
+        if size.name in self.sizes:
+            agree(translated, size.name, value)
+        elif solved := size.solve(value, {n: v for n, v in translated.items() if n in self.sizes}):
+            agree(translated, solved[0], SizeOf(solved[1], value.source))
+
+    def converted(self, group: Group, name: str, value: Any, source: Source, is_kept: bool = False) -> Converted:
+        """Return the structure of `value` in the group's format; kept under a checksum of its index arrays."""
+        key = (group.name, type(value).__name__, _hash(source))
+        cached = self.kept.get(key)
+        if cached is not None and cached.has_room(source):
+            if cached.is_of(source) or (not is_kept and cached.serves_others()):
+                return replace(cached, source=source)
+        self._check_shape(group, name, tuple(value.shape))
+        format = self.decomposition.formats[group.name]
+        if not isinstance(format, Format):
+            raise ArgumentTypeError(f"{name} is decomposed by bare rules: use formats.tree, or pass the pieces by name")
+        tensor = SparseTensor.from_entries(value, format, check=checks_are_on())
+        _check_repeats(group, name, tensor, source)
+        conversion = Converted(tensor, source, key[-1], _arguments(group, tensor))
+        for old in list(self.kept)[: len(self.kept) - MOST_CONVERTED + 1]:  # another thread may add or remove some
+            self.kept.pop(old, None)
+        self.kept[key] = conversion
+        return conversion
+
+    def _check_shape(self, group: Group, name: str, shape: tuple[int, ...]) -> None:
+        """Check that a tensor of this shape fits the buffer."""
+        if len(shape) != len(group.axes):
+            axes = ", ".join(a.name for a in group.axes)
+            raise ArgumentError(f"{name} has shape {shape} but the buffer has the axes {axes}")
+        for d, axis in enumerate(group.axes):
+            fixed = sizes.Size(axis.length).value
+            if fixed is not None and fixed != shape[d]:
+                raise ArgumentError(f"{name}.shape[{d}] is {shape[d]} but this kernel is written for {fixed}")
+
+    def check_complete(self, converted: Mapping[str, Converted]) -> None:
+        """Raise unless every decomposed buffer that is read was passed, and one of each structure.
+
+        Otherwise the compiled function would ask for its own arrays.
+        """
+        if (missing := self._missing(converted)) is not None:
+            raise self.signature.missing(self.signature.by_name[self._storage(missing)])
+
+    def is_complete(self, converted: Mapping[str, Converted]) -> bool:
+        """Return whether no call needs another sparse argument."""
+        return self._missing(converted) is None
+
+    def _missing(self, converted: Mapping[str, Converted]) -> str | None:
+        """Return the first decomposed buffer that has to be passed and was not."""
+        for group in self.decomposition.groups:
+            passed = [name for name in group.buffers if name in self.signature.buffers]
+            inputs = [name for name in passed if not self._is_result(name)]
+            if (missing := next((name for name in inputs if name not in converted), None)) is not None:
+                return missing
+            if passed and structure_of(group, converted) is None:
+                return passed[0]
+        return None
+
+    def _storage(self, name: str) -> str:
+        return str(self.program.buffer(name).storage.name)
+
+    def _is_result(self, name: str) -> bool:
+        """Return whether a buffer is made by a call where it is not passed."""
+        return self._storage(name) in self.signature.results
+
+
+def structure_of(group: Group, converted: Mapping[str, Converted]) -> Converted | None:
+    """Return the structure that the buffers of a group share; None if none of them was passed."""
+    return next((converted[name] for name in group.buffers if name in converted), None)
+
+
+def check_axes(decomposition: Decomposition, signature: Signature) -> None:
+    """Raise where a parameter of a group has other axes than its structure, or lists them in another order."""
+    for name, group in [(name, g) for g in decomposition.groups for name in g.buffers]:
+        buffer = signature.program.buffer(name)
+        axes_of_buffer, axes_of_group = (", ".join(a.name for a in axes) for axes in (buffer.axes, group.axes))
+        if name in signature.buffers and axes_of_buffer != axes_of_group:
+            message = f"a kernel over other formats takes and gives entries of {group.name} over ({axes_of_group})"
+            raise VerifyError(
+                f"{message}, but {name} is over ({axes_of_buffer}): list the same axes in one order", name
+            )
+
+
+def _index_arrays(source: Source) -> list[np.ndarray]:
+    return [source.indptr, source.indices] if isinstance(source, CompressedSource) else list(source.coords())
+
+
+def _hash(source: Source) -> str:
+    """Of the contents: a structure that was changed in place is another one."""
+    major = source.major if isinstance(source, CompressedSource) else None
+    return hash_indices(f"{source.shape} {source.block} {major}", _index_arrays(source))
+
+
+def _shaped(stored: Piece, flat: np.ndarray) -> np.ndarray:
+    """Values of a piece with one dimension for each of its axes trees."""
+    shape = [sizes.Size(n).known(stored.sizes) or 0 for n in stored.rule.buffer.storage_shape]
+    return flat.reshape(shape)
+
+
+def _arguments(group: Group, tensor: SparseTensor) -> dict[str, Any]:
+    """Index arrays, sizes and masks by the compiled function's names."""
+    arguments: dict[str, Any] = {}
+    for piece, stored in zip(group.pieces, tensor.pieces, strict=True):
+        parts = {**stored.arrays, **stored.sizes}
+        arguments.update({param: parts[name] for name, param in piece.params.items()})
+        if piece.mask is not None:
+            arguments[piece.mask] = _shaped(stored, stored.packed.values(np.ones(tensor.nnz, MASK_DTYPE)))
+    return arguments
+
+
+def agree(translated: dict[str, Any], name: str, size: SizeOf) -> None:
+    """Note a size; two sources must say the same."""
+    previous = translated.setdefault(name, size)
+    if previous != size:
+        source = getattr(previous, "source", "the structure")
+        raise ArgumentError(f"{name} is {previous} from {source} but {size} from {size.source}")
+
+
+def _check_repeats(group: Group, name: str, tensor: SparseTensor, source: Source) -> None:
+    """Raise where entries were added up of which the program uses each."""
+    if group.adds_up or tensor.nnz == source.values.size:
+        return
+    axis = next(a.name for a in group.axes if not a.unique)
+    fault = f"{name} holds {source.values.size} entries at {tensor.nnz} coordinates"
+    reason = f"this program uses each of them (axis {axis} has unique=False), and a format adds them up first"
+    raise StructureError(f"{fault}: {reason}; add them up yourself, or build the program without formats")
+
+
+# The kernel.
+
 
 Compile: TypeAlias = Callable[[tirx.PrimFunc, Collection[str]], Kernel]
 
@@ -263,4 +571,47 @@ def _recomposed(decomposition: Decomposition, kernel: Kernel | None) -> Composed
     return ComposedKernel(decomposition, None if kernel is None else lambda _func, _covered: kernel)
 
 
-__all__ = ["ComposedKernel"]
+# ------------------------------------------------------------------ some arguments fixed
+
+
+class BoundComposedKernel(Bound):
+    """A composed kernel with some arguments fixed: converted once."""
+
+    def __init__(self, kernel: ComposedKernel, arguments: Mapping[str, Any]) -> None:
+        super().__init__(kernel, arguments)
+        translated, self.converted = kernel.converter.translate(arguments, is_kept=True)
+        self.given = kernel.needed(translated)
+        self.bound = kernel.kernel.bind(**self.given)
+        self.is_plain = kernel.has_plain_results and kernel.converter.is_complete(self.converted)
+
+    def dispatch(self, arguments: dict[str, Any]) -> Any:
+        kernel = self.kernel
+        if self.is_plain and kernel.names.issuperset(arguments):
+            result = self.bound(**arguments)
+            self.last = self.bound.last  # its plans are as good as ours
+            return result
+        kernel.check_results({**self.fixed, **arguments})
+        translated, converted = self._translated(arguments)
+        outputs = kernel.new_outputs(converted, {**self.given, **translated})
+        out = self.bound(**translated, **outputs)
+        return kernel.results(out, converted, {**self.given, **translated, **outputs}, {**self.fixed, **arguments})
+
+    def _translated(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Converted]]:
+        """Return the open arguments of the compiled function, which must agree with the fixed ones, and structures."""
+        for name in arguments:
+            if name in self.fixed:
+                raise ArgumentTypeError(f"{name} is fixed by bind; do not pass it again")
+        translated, converted = self.kernel.converter.translate_complete(arguments, self.converted)
+        for name in translated.keys() & self.given.keys():
+            if isinstance(translated[name], SizeOf):
+                agree(self.given, name, translated[name])
+        return {n: v for n, v in self.kernel.needed(translated).items() if n not in self.given}, converted
+
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> CallTiming:
+        """Time repeated calls of the compiled function, all arguments ready."""
+        translated, converted = self._translated(arguments)
+        every = {**translated, **self.given}
+        return self.bound.kernel.time(seconds=seconds, **every, **self.kernel.new_outputs(converted, every))
+
+
+__all__ = ["BoundComposedKernel", "ComposedKernel", "Converted", "Converter", "agree", "check_axes", "structure_of"]
