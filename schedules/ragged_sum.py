@@ -13,8 +13,8 @@ after::
 
 Wins with four lanes for short rows of varying lengths (on Zen 3 and Sapphire Rapids), where the processor mispredicts
 the loop exit; for the shortest of them, with eight or sixteen lanes of staged terms (on Zen 3), for which the loop is
-annotated with ``"sparsetir.staged"`` as well (`sparsetir.lower.rows.stage_terms`). LLVM's own vectors win elsewhere if
-it may take terms in another order; if it may not, eight lanes win (on Zen 4) where rows have dozens of entries and
+annotated with ``"sparsetir.staged"`` as well (`sparsetir.lower.vector.ragged_sums`). LLVM's own vectors win elsewhere
+if it may take terms in another order; if it may not, eight lanes win (on Zen 4) where rows have dozens of entries and
 varying lengths.
 """
 

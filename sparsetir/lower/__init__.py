@@ -35,7 +35,6 @@ from sparsetir.lower.rows.block_registers import BlockRegisters
 from sparsetir.lower.rows.fuse_loops import FuseLoops
 from sparsetir.lower.rows.panels import PackOperands
 from sparsetir.lower.rows.partition import BalanceNonzeros, SplitMergePath
-from sparsetir.lower.rows.stage_terms import StageTerms
 from sparsetir.lower.target.arithmetic import GuardDivisions, PropagateNaN, SplitGuards, WidenIndices, WrapIntegers
 from sparsetir.lower.target.half_floats import ConvertHalves, PromoteHalves, WidenScalars
 from sparsetir.lower.target.initialization import DecomposeInit
@@ -58,7 +57,7 @@ from sparsetir.lower.vector.loop_transforms import (
     VersionLoops,
 )
 from sparsetir.lower.vector.memory_hints import InsertPrefetch, StoreNontemporal
-from sparsetir.lower.vector.ragged_sums import SumBlocks, SumRagged
+from sparsetir.lower.vector.ragged_sums import StageTerms, SumBlocks, SumRagged
 from sparsetir.lower.vector.registers import FactorInvariants, PromoteRegisters
 from sparsetir.lower.vector.tile_products import ConfigureTiles, UseTiles
 from sparsetir.lower.vector.vector_math import ReplaceMissing
