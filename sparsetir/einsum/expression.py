@@ -60,7 +60,17 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.utils.arguments import VALUE_DTYPES, as_seconds, common_dtype, dtype_name, shown
 from sparsetir.utils.caches import cached_property, shared_cache
 
-_known = shared_cache("einsum expressions", 256)
+_expressions = shared_cache("einsum expressions", 256)
+
+
+class EinsumOptions(NamedTuple):
+    """Options of `einsum`, as callers pass them."""
+
+    reduce: str
+    combine: str
+    fill: Any
+    result: str
+    precision: str | None
 
 
 def einsum(
@@ -139,7 +149,7 @@ def einsum(
             return extreme
     classified = classify(operands) if len(operands) < 3 else None  # the sizes of three decide their order
     if classified is None:
-        return _evaluate(subscripts, operands, reduce, combine, fill, result, precision)
+        return _evaluate(subscripts, operands, EinsumOptions(reduce, combine, fill, result, precision))
     key = (subscripts, reduce, combine, type(fill), fill, result, precision, classified[0])
     try:
         door = doors.get(key)
@@ -147,9 +157,10 @@ def einsum(
             kernel, names = door
             return kernel(**dict(zip(names, classified[1])))  # noqa: B905 (the key has their number)
     except (SparseTIRError, TypeError):  # refused operands, or an option without a hash: the long way names the fault
-        return _evaluate(subscripts, operands, reduce, combine, fill, result, precision)
-    value = _evaluate(subscripts, operands, reduce, combine, fill, result, precision)
-    door = _expression(subscripts, classified[1], reduce, combine, fill, result, precision).door()
+        return _evaluate(subscripts, operands, EinsumOptions(reduce, combine, fill, result, precision))
+    options = EinsumOptions(reduce, combine, fill, result, precision)
+    value = _evaluate(subscripts, operands, options)
+    door = _expression(subscripts, classified[1], options).door()
     if door is not None:
         doors[key] = door
     return value
@@ -203,12 +214,10 @@ def entry_counts(tensor: SparseTensor, dims: list[int]) -> np.ndarray:
     return np.bincount(flat, minlength=math.prod(shape)).reshape(shape)
 
 
-def _evaluate(
-    text: str, operands: Sequence[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None
-) -> Any:
+def _evaluate(text: str, operands: Sequence[Any], options: EinsumOptions) -> Any:
     """Evaluate an expression over operands of any kind."""
     if any(is_outside(value) for value in operands):
-        if (reduce, combine, fill, precision) != ("sum", "mul", 0, None):
+        if (options.reduce, options.combine, options.fill, options.precision) != ("sum", "mul", 0, None):
             raise ArgumentError(
                 "reduce, combine, fill, precision: expected none with operands outside of memory, whose products are "
                 "summed in their dtype. Read the matrix"
@@ -216,19 +225,18 @@ def _evaluate(
         return einsum_outside(text, operands)
     values = [passed(value, at) for at, value in enumerate(operands)]
     if has_hypersparse(values):
-        return _over_short(text, values, reduce, combine, fill, result, precision)
-    return _expression(text, values, reduce, combine, fill, result, precision).run(values)
+        return _over_short(text, values, options)
+    return _expression(text, values, options).run(values)
 
 
-def _over_short(
-    text: str, values: list[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None
-) -> Any:
+def _over_short(text: str, values: list[Any], options: EinsumOptions) -> Any:
     """Evaluate over the coordinates that occur, if elements that are not stored change no result."""
     terms = notation.parse(text, tuple(len(value.shape) for value in values))
+    reduce, combine, fill, *_ = options
     is_sum = (reduce, combine, fill) == ("sum", "mul", 0)
     is_elementwise = all(set(term) == set(terms.output) for term in terms.inputs)
     if not is_sum and is_elementwise and fill == 0:  # nothing is reduced, and elements stored nowhere stay 0
-        return _expression(text, values, reduce, combine, fill, result, precision).run(values)
+        return _expression(text, values, options).run(values)
     if not is_sum and (len(values) > 1 or reduce not in EXTREMES or fill is None):
         shape = max((tuple(v.shape) for v in values), key=max)
         raise ArgumentError(
@@ -236,7 +244,7 @@ def _over_short(
             "take every element: number the rows and columns that hold entries first"
         )
     short = renumber(terms.inputs, values)
-    short_result = _expression(text, short.values, reduce, combine, fill, result, precision).run(short.values)
+    short_result = _expression(text, short.values, options).run(short.values)
     return short.restore(short_result, terms.output)
 
 
@@ -279,26 +287,23 @@ def einsum_expression(
     if has_hypersparse([v for v in values if not isinstance(v, Shape)]):
         shapes = ", ".join(str(tuple(v.shape)) for v in values)
         raise ArgumentError(f"operands of shapes {shapes} have far more rows than entries: call sparsetir.einsum")
-    return _expression(subscripts, values, reduce, combine, fill, result, precision).apart(values)
+    return _expression(subscripts, values, EinsumOptions(reduce, combine, fill, result, precision)).apart(values)
 
 
-def _expression(
-    text: str, values: Sequence[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None
-) -> Expression:
+def _expression(text: str, values: Sequence[Any], options: EinsumOptions) -> Expression:
     """Return the expression for such operands, cached by their kinds."""
     try:
-        key: Any = (text, reduce, combine, fill, result, precision, *[look(value) for value in values])
-        known = _statistics(text, values) if len(values) > 2 else {}
+        key: Any = (text, options, *[look(value) for value in values])
+        pairs = _statistics(text, values) if len(values) > 2 else {}
         if len(values) > 2:
-            key = (key, tuple(known.items()), *[(tuple(v.shape), stored_bits(v)) for v in values])
-        expression = _known.get(key)
+            key = (key, tuple(pairs.items()), *[(tuple(v.shape), stored_bits(v)) for v in values])
+        expression = _expressions.get(key)
     except (TypeError, AttributeError, ValueError, IndexError):  # no valid key: `Expression` raises a clear error
-        key, expression, known = None, None, {}
+        key, expression, pairs = None, None, {}
     if expression is None:
-        options: Any = {"reduce": reduce, "combine": combine, "fill": fill, "result": result, "precision": precision}
-        expression = Expression(text, values, **options, known=known)
+        expression = Expression(text, values, options, pairs)
         if key is not None:
-            _known[key] = expression
+            _expressions[key] = expression
     return expression
 
 
@@ -346,14 +351,10 @@ class Expression:
         self,
         text: str,
         values: Sequence[Any],
-        *,
-        reduce: str,
-        combine: str,
-        fill: Any,
-        result: str,
-        precision: str | None,
-        known: Mapping[Join, tuple[int, int]],
+        options: EinsumOptions,
+        pairs: Mapping[Join, tuple[int, int]],
     ) -> None:
+        reduce, combine, fill, result, precision = options
         if not values:
             raise ArgumentError("an expression needs an operand, found none")
         if not isinstance(result, str) or result not in RESULTS:
@@ -372,8 +373,8 @@ class Expression:
         casts = [None if kind.dtype == self.dtype else self.dtype for kind in kinds]
         terms = notation.parse(text, tuple(kind.order for kind in kinds))
         self.terms = broadcast(terms, kinds)
-        pairs = zip(terms.inputs, self.terms.inputs, strict=True)
-        self.spread = [[d for d, (a, b) in enumerate(zip(*pair, strict=True)) if a != b] for pair in pairs]
+        term_pairs = zip(terms.inputs, self.terms.inputs, strict=True)
+        self.spread = [[d for d, (a, b) in enumerate(zip(*pair, strict=True)) if a != b] for pair in term_pairs]
         self.letters = self.terms
         sizes = extents(self.letters, [value.shape for value in values])
         self.terms, views = diagonals(self.terms, kinds)
@@ -387,7 +388,7 @@ class Expression:
         self.task = EinsumTask(self.terms, same, ring, result, check_precision(precision, self.dtype))
         # Plans depend only on what the cache key contains of the operands, not on details of the first call's.
         stored = [None if stored_of(value) is None else stored_about(stored_bits(value)) for value in values]
-        self.steps, self.target = plan(self.task, sizes, stored, statistics(known))
+        self.steps, self.target = plan(self.task, sizes, stored, statistics(pairs))
         if self.task.in_parts and not any(isinstance(s, KernelStep) and s.nest.in_parts for s in self.steps):
             fault = (
                 f"precision: expected None for {text!r}, got {precision!r}: it has no sum of products of two operands"
