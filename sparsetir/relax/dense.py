@@ -139,8 +139,8 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
         return None
     if right.ndim != 2:
         is_batch = right.ndim == 3 and left.ndim == 2 and known(shapes[0].values)
-        paired = _of_pairs(call, target) if is_plain and not is_batch else None
-        return _of_batch(call, of, of_right, target) if is_batch else paired
+        fits = is_batch or (is_plain and _are_pairs(call))
+        return _of_batch(call, of, of_right, target, is_paired=not is_batch) if fits else None
     *batch, n = left.shape.values
     feat, rows = right.shape.values[1], product(batch)
     weight = weight_of(matrix, value_of)
@@ -181,39 +181,24 @@ def _right_of(call: ir.Call, value_of: Callable[[Any], Any]) -> Any:
     return matrix if is_same else right
 
 
-def _of_batch(call: ir.Call, of: str, of_right: str, target: Any) -> Head:
-    """Return the head of the products of a matrix for units with each matrix of a batch."""
-    dtype = str(call.ty.dtype.dtype)
-    (rows, n), (batch, _, feat) = (arg.ty.shape.values for arg in call.args)
-    height, _ = tiling(of, 0, target)
-    whole = (batch, rows, feat)
-    result = EpilogueResult(whole, ("L", "I", "K"), dtype, whole)
-
-    def make(epilogue: programs.Epilogue | None) -> Lowered:
-        sizes = {"m": rows, "n": n, "feat": feat, "batch": batch}
-        program = programs.matmul(sizes, of, height, epilogue, 0, dtype, of_right)
-        operands = {"a_data": call.args[0], "b_data": call.args[1]}
-        return Lowered(program, operands, list(whole), list(whole), epilogue.dtype if epilogue else dtype)
-
-    return Head(result, make)
+def _are_pairs(call: ir.Call) -> bool:
+    """Return whether a product is one of each matrix of a batch with its own, of known columns."""
+    (*lead, _, n), (*other, _, feat) = (arg.ty.shape.values for arg in call.args)
+    is_batch = min(len(lead), len(other)) > 0 and len(lead) == len(other)
+    return is_batch and all(map(same, lead, other)) and known([n, feat])
 
 
-def _of_pairs(call: ir.Call, target: Any) -> Head | None:
-    """Return the head of the products of each matrix of a batch with its own; None where their batches differ."""
-    left, right = ([*arg.ty.shape.values] for arg in call.args)
-    if min(len(left), len(right)) < 3:
-        return None
-    (*lead, rows, n), (*other, _, feat) = left, right
-    if len(lead) != len(other) or not all(map(same, lead, other)) or not known([n, feat]):
-        return None
+def _of_batch(call: ir.Call, of: str, of_right: str, target: Any, *, is_paired: bool) -> Head:
+    """Return the head of the products of a matrix for units, or of each matrix of a batch, with each of a batch."""
+    (*_, rows, n), (*lead, _, feat) = (arg.ty.shape.values for arg in call.args)
     dtype, batch = str(call.ty.dtype.dtype), product(lead)
-    height, _ = tiling(dtype, 0, target)
+    height, _ = tiling(of, 0, target)
     whole, shape = tuple(call.ty.shape.values), (batch, rows, feat)
     result = EpilogueResult(shape, ("L", "I", "K"), dtype, whole)
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
         sizes = {"m": rows, "n": n, "feat": feat, "batch": batch}
-        program = programs.matmul(sizes, dtype, height, epilogue, 0, dtype, dtype, is_paired=True)
+        program = programs.matmul(sizes, of, height, epilogue, 0, dtype, of_right, is_paired=is_paired)
         a, b = call.args
         if len(lead) > 1:
             a, b = reshape(a, [batch, rows, n]), reshape(b, [batch, n, feat])

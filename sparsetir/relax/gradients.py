@@ -520,55 +520,51 @@ def _gather_elements(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]
 # ------------------------------------------------------------------ norms and dropout
 
 
-def _normalised(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder, center: bool) -> tuple[Any, Any]:
-    """Normalize a tensor by its mean and deviation, or by its root mean square; return it and the reciprocal scale."""
+def _norm_gradients(
+    x: Any, g: Any, call: ir.Call, shape: list[Any], axes: list[int], kept: Sequence[int], builder: Any, center: bool
+) -> list[Any]:
+    """Return the gradients of ``weight * (x - mean) / deviation + bias``, or of the form without mean and bias.
+
+    Means are those over `axes`, weights lie along the axes `kept`.
+    """
+    weight, attrs = call.args[1], call.attrs
+    used = [bool(attrs.scale), bool(attrs.center)] if center else [True]
+    remaining = [n for n in range(len(shape)) if n not in kept]
     centred = builder.emit(x - op.mean(x, axes, keepdims=True)) if center else x
-    power = op.mean(centred * centred, axes, keepdims=True) + _number(epsilon, x)
+    power = op.mean(centred * centred, axes, keepdims=True) + _number(float(attrs.epsilon), x)
     scale = builder.emit(_number(1.0, x) / op.sqrt(power))
-    return builder.emit(centred * scale), scale
+    unit = builder.emit(centred * scale)
+    along = reshape(weight, [1 if n in remaining else size for n, size in enumerate(shape)])
+    weighted = builder.emit(g * along) if used[0] else g
+    tilt = unit * op.mean(weighted * unit, axes, keepdims=True)
+    level = weighted - op.mean(weighted, axes, keepdims=True) if center else weighted
+    summed = lambda value: reshape(op.sum(value, remaining) if remaining else value, weight.ty.shape)  # noqa: E731
+    sums = [summed(g * unit), summed(g)][: len(used)]
+    gradients = [new if is_used else op.zeros_like(weight) for new, is_used in zip(sums, used, strict=True)]
+    return [scale * (level - tilt), *gradients]
 
 
 def _norm(name: str, center: bool) -> Gradient:
-    """Return the gradient of ``y = weight * (x - mean) / deviation + bias``, or of the form without mean and bias."""
+    """Return the gradient of a normalization over some axes."""
 
     def gradient(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
-        x, weight = call.args[:2]
-        shape = _shape(x, name)
+        shape = _shape(call.args[0], name)
         axes = [int(a) % len(shape) for a in call.attrs.axes]
-        remaining = [n for n in range(len(shape)) if n not in axes]
-        unit, scale = _normalised(x, axes, float(call.attrs.epsilon), builder, center)
-        along = reshape(weight, [size if n in axes else 1 for n, size in enumerate(shape)])
-        weighted = builder.emit(g * along) if not center or call.attrs.scale else g
-        tilt = unit * op.mean(weighted * unit, axes, keepdims=True)
-        level = weighted - op.mean(weighted, axes, keepdims=True) if center else weighted
-        summed = lambda value: reshape(op.sum(value, remaining) if remaining else value, weight.ty.shape)  # noqa: E731
-        used = [True] if not center else [bool(call.attrs.scale), bool(call.attrs.center)]
-        gradients = [summed(g * unit), summed(g)][: len(used)]
-        gradients = [new if is_used else op.zeros_like(weight) for new, is_used in zip(gradients, used, strict=True)]
-        return [scale * (level - tilt), *gradients]
+        return _norm_gradients(call.args[0], g, call, shape, axes, axes, builder, center)
 
     return gradient
 
 
 def _group_norm(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Return the gradients of a normalization over the channels of each group and other axes, as in `_norm`."""
-    x, weight, attrs = call.args[0], call.args[1], call.attrs
+    """Return the gradients of a normalization over the channels of each group and other axes."""
+    x, attrs = call.args[0], call.attrs
     shape, groups = _shape(x, "nn.group_norm"), int(attrs.num_groups)
     at = int(attrs.channel_axis) % len(shape)
-    parts = [groups, shape[at] // groups]
-    split = [*shape[:at], *parts, *shape[at + 1 :]]
+    split = [*shape[:at], groups, shape[at] // groups, *shape[at + 1 :]]
     axes = [at + 1, *(n + (n > at) for n in (int(a) % len(shape) for a in attrs.axes))]
-    remaining = [n for n in range(len(split)) if n not in (at, at + 1)]
     x, g = (builder.emit(reshape(value, split)) for value in (x, g))
-    unit, scale = _normalised(x, axes, float(attrs.epsilon), builder, True)
-    along = reshape(weight, [1 if n in remaining else size for n, size in enumerate(split)])
-    weighted = builder.emit(g * along) if attrs.scale else g
-    tilt = unit * op.mean(weighted * unit, axes, keepdims=True)
-    level = weighted - op.mean(weighted, axes, keepdims=True)
-    summed = lambda value: reshape(op.sum(value, remaining), weight.ty.shape)  # noqa: E731
-    used = ((summed(g * unit), attrs.scale), (summed(g), attrs.center))
-    gradients = [new if is_used else op.zeros_like(weight) for new, is_used in used]
-    return [reshape(scale * (level - tilt), shape), *gradients]
+    of_x, *gradients = _norm_gradients(x, g, call, split, axes, (at, at + 1), builder, True)
+    return [reshape(of_x, shape), *gradients]
 
 
 def _dropout_of_dense(y: Any, _call: ir.Call, g: Any, _builder: Any) -> list[Any]:
