@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +100,12 @@ def from_onnx(
         report.extend(owner.layers)
     passes = list(sparsify) if isinstance(sparsify, Sequence) else [sparsify]
     before = [len(getattr(each, "layers", ())) for each in passes]
-    try:
+    with _lowering_errors("TVM does not compile an operator of it"):
         compiled = compile_model(mod, target, sparsify=sparsify, database=database)
-        if report is not None:
-            for each, count in zip(passes, before, strict=True):
-                report.extend(list(getattr(each, "layers", ()))[count:])
-        return compiled
-    except VerifyError as error:  # of a program that TVM makes of an operator
-        reason = str(error).partition("\n")[0]
-        raise LoweringError(f"model: TVM does not compile an operator of it: {reason}") from error
-    except SparseTIRError:
-        raise
-    except RAW_ERRORS as error:
-        reason = str(error).partition("\n")[0]
-        raise LoweringError(f"model: TVM does not compile an operator of it: {reason}") from error
+    if report is not None:
+        for each, count in zip(passes, before, strict=True):
+            report.extend(list(getattr(each, "layers", ()))[count:])
+    return compiled
 
 
 RAW_ERRORS = (
@@ -125,6 +118,18 @@ RAW_ERRORS = (
     TypeError,
     ValueError,
 )
+
+
+@contextmanager
+def _lowering_errors(fault: str) -> Iterator[None]:
+    """Raise TVM's errors, and those of programs that TVM makes of an operator, as a `LoweringError`."""
+    try:
+        yield
+    except RAW_ERRORS as error:
+        if isinstance(error, SparseTIRError) and not isinstance(error, VerifyError):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise LoweringError(f"model: {fault}: {reason}") from error
 
 
 def _loaded(model: Any) -> Any:
@@ -147,15 +152,9 @@ def _imported(model: Any, shapes: Mapping[str, Sequence[int]] | None) -> ir.IRMo
     from sparsetir.relax.onnx_operators import more_converters
 
     _check_version(model)
-    try:
-        with more_converters():
-            sizes = None if shapes is None else {n: list(s) for n, s in shapes.items()}
-            return _with_tensors_of_shapes(import_onnx(model, shape_dict=sizes))
-    except SparseTIRError:
-        raise
-    except RAW_ERRORS as error:
-        reason = str(error).partition("\n")[0]
-        raise LoweringError(f"model: TVM's importer for ONNX does not take it: {reason}") from error
+    with _lowering_errors("TVM's importer for ONNX does not take it"), more_converters():
+        sizes = None if shapes is None else {n: list(s) for n, s in shapes.items()}
+        return _with_tensors_of_shapes(import_onnx(model, shape_dict=sizes))
 
 
 def _check_version(model: Any) -> None:
