@@ -320,6 +320,24 @@ def _dlpack_to_numpy(x: Any, name: str) -> tuple[Array, bool]:
         return x.numpy(), True
 
 
+# Quantization to uint8.
+
+
+UINT8_MAX = 255
+
+
+def clipped_range(values: Array, percentile: float) -> tuple[float, float, float]:
+    """Return the range of values without the largest magnitudes beyond a percentile, and the largest one within."""
+    limit = float(np.percentile(np.abs(values), percentile))
+    return max(float(values.min()), -limit), min(float(values.max()), limit), limit
+
+
+def uint8_quantization(least: float, most: float) -> tuple[float, int]:
+    """Return the scale and the zero point of a range of values."""
+    scale = (most - least) / UINT8_MAX or 1.0
+    return scale, round(-least / scale)
+
+
 # Large arrays moved and sorted in linear time and with little additional memory.
 
 

@@ -33,6 +33,7 @@ import scipy.sparse as sp
 import tvm
 from tvm import ir, relax, sym, tirx
 
+from sparsetir.interop.arrays import clipped_range, uint8_quantization
 from sparsetir.ir.rewriting import substitute
 from sparsetir.relax import dense
 from sparsetir.relax.epilogues import is_elementwise, known, name_of, product
@@ -44,7 +45,7 @@ from sparsetir.utils.caches import cached_property
 from sparsetir.workloads.timing import Timer, timer_of
 
 INT8, UINT8 = EIGHT_BITS
-INT8_MAX, UINT8_MAX = 127, 255
+INT8_MAX = 127
 QUANTIZE = "relax.quantize"
 SHIFT = 128  # From int8 to uint8: units multiply unsigned by signed numbers.
 WAY, DENSE_WAY = "sparse int8", "dense int8"
@@ -439,15 +440,13 @@ class Calibration:
         """Extend the range by that of rows, without the largest magnitudes beyond a percentile."""
         self.sample = rows if self.sample is None else self.sample
         if rows.size:
-            limit = float(np.percentile(np.abs(rows), percentile))
-            self.least = min(self.least, max(float(rows.min()), -limit))
-            self.most = max(self.most, min(float(rows.max()), limit))
+            least, most, _ = clipped_range(rows, percentile)
+            self.least, self.most = min(self.least, least), max(self.most, most)
 
     @property
     def quantization(self) -> tuple[float, int]:
         """The scale and the zero point of uint8."""
-        scale = (self.most - self.least) / UINT8_MAX or 1.0
-        return scale, round(-self.least / scale)
+        return uint8_quantization(self.least, self.most)
 
 
 @dataclass(frozen=True)

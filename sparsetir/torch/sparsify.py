@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
+from sparsetir.interop.arrays import clipped_range, uint8_quantization
 from sparsetir.ir.halves import check_precision
 from sparsetir.torch.linear import SparseLinear, check_share, effective
 from sparsetir.torch.pruned_layers import (
@@ -36,7 +37,6 @@ from sparsetir.torch.pruned_layers import (
     suits_ranges,
     ways,
 )
-from sparsetir.torch.transposition import UINT8_MAX
 from sparsetir.utils.arguments import as_seconds, is_integer, shown
 from sparsetir.utils.caches import ForkLock
 from sparsetir.workloads.timing import LEAST_SIZE, MOST_DENSE, FastestCandidate, choose, timer_of
@@ -501,18 +501,15 @@ class Inputs:
 
     def note_range(self, x: Tensor, percentile: float) -> None:
         """Extend the range by that of an input, without the largest magnitudes beyond a percentile."""
-        values = x.float().flatten().numpy()
-        limit = float(np.percentile(np.abs(values), percentile))
+        least, most, limit = clipped_range(x.float().flatten().numpy(), percentile)
         self.largest = max(self.largest, limit)
-        least, most = self.bounds or (0.0, 0.0)
-        self.bounds = min(least, max(float(values.min()), -limit)), max(most, min(float(values.max()), limit))
+        before = self.bounds or (0.0, 0.0)
+        self.bounds = min(before[0], least), max(before[1], most)
 
     @property
     def quantization(self) -> tuple[float, int]:
         """The scale and the zero point of uint8."""
-        least, most = self.bounds or (-self.largest, self.largest)
-        scale = (most - least) / UINT8_MAX or 1.0
-        return scale, round(-least / scale)
+        return uint8_quantization(*(self.bounds or (-self.largest, self.largest)))
 
 
 @contextmanager

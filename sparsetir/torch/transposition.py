@@ -29,6 +29,7 @@ from tvm.ir import Var
 import torch
 from sparsetir.codegen.cache import CompiledLoops, compile_cached
 from sparsetir.codegen.target import native_target
+from sparsetir.interop.arrays import UINT8_MAX
 from sparsetir.ir.rewriting import array_param, long, long_var, seq
 from sparsetir.ir.views import cast, const
 from sparsetir.lower.loops import parallel, serial
@@ -39,7 +40,6 @@ SIZE = 16  # rows and columns of a tile
 LINES = 2  # tiles below each other that are copied in turn: as many rows as a line of the cache has halves
 LEAST_ELEMENTS = 1 << 10  # for fewer, a call takes as long as torch's copy
 LEAST_SHARE = 1 << 16  # elements for each thread
-UINT8_MAX = 255
 BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.uint16}
 
 
@@ -219,4 +219,4 @@ def _conversion(given: torch.dtype, wanted: torch.dtype, step: Var, zero: Var) -
     return {torch.bfloat16: rounded, torch.float32: widened, torch.uint8: byte}[wanted]
 
 
-__all__ = ["UINT8_MAX", "quantized", "transposed"]
+__all__ = ["quantized", "transposed"]
