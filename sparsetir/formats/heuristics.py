@@ -17,7 +17,7 @@ from sparsetir.formats.padded import FARTHEST, NM, SELL, SRBCRS, NarrowCSR, Narr
 from sparsetir.formats.partitioned import Buckets, ColumnRanges, Hyb, RowRanges
 from sparsetir.formats.pattern import HACK, SLICES, MatrixPattern, Pattern
 from sparsetir.formats.row_groups import Reordered, RowGroups, grouped_share
-from sparsetir.formats.statistics import block_fill, slice_fills
+from sparsetir.formats.statistics import SLICE_HEIGHTS, block_fill, slice_fills
 from sparsetir.interop.sources import CompressedSource, open_source
 from sparsetir.ir.effects import ragged_sums
 from sparsetir.ir.views import Program
@@ -51,10 +51,10 @@ def block_gain(size: int, fill: float) -> float:
     return fill * 2 * size / (size + 1)
 
 
-def group_gain(entries: Entries, rows: int) -> float:
-    """Return the expected speedup of rows in groups of `rows`; rows outside of groups count as unchanged."""
-    share, fill = grouped_share(entries, rows, RowGroups.padding)
-    return 1 / (1 - share + share / block_gain(rows, fill)) if share else 1.0
+def group_gain(entries: Entries) -> float:
+    """Return the expected speedup of rows in groups of `GROUP`; rows outside of groups count as unchanged."""
+    share, fill = grouped_share(entries, GROUP, RowGroups.padding)
+    return 1 / (1 - share + share / block_gain(GROUP, fill)) if share else 1.0
 
 
 def tile_gain(rows: int, fill: float) -> float:
@@ -150,7 +150,7 @@ GROUP, LEAST_GROUP_GAIN = 4, 1.15  # rows of a group, and what groups must gain
 LEAST_FEAT = 8  # elements of a dense row
 SHORT, FAR_SHORT = 24.0, 64.0  # entries of a row on average; where half of a core's own cache does not hold a vector
 MANY = 1 << 10  # entries of all rows: for fewer, a call takes longer than its loops
-WIDTHS, NEAR, FAR = (16, 8), 1024, 8192  # rows of a slice, and of those that are sorted by length
+NEAR, FAR = 1024, 8192  # rows that are sorted by length for slices
 AS_FULL = 0.95  # how full wide slices must be, relative to narrow ones
 MUCH_FULLER = 1.1  # how full slices of rows from far away must be, relative to those of near ones
 HALF_FULL = 0.5  # slices, so that entries off the diagonals can be stored in some
@@ -448,7 +448,7 @@ def choose_format(
         return in_blocks
     least, entries = max(gain, LEAST_GROUP_GAIN), Entries.of_rows(matrix.shape, indptr, indices)
     if calls_to_pay(GROUPING, SAVED * feat, math.inf, indices.size, per_entry) <= calls:
-        grouped = group_gain(entries, GROUP)
+        grouped = group_gain(entries)
         needed = calls_to_pay(GROUPING, SAVED * feat, grouped, indices.size, per_entry)
         if grouped >= least and needed <= calls:
             return Conversion(RowGroups(GROUP), needed)
@@ -500,8 +500,8 @@ def _in_slices(
 ) -> Iterator[tuple[float, Conversion]]:
     """Yield formats of slices of rows and the expected speedup of sums over them, for many entries."""
     (m, n), indptr, indices = entries.shape, entries.indptr, entries.last
-    window, (wide, narrow) = NEAR, slice_fills(indptr, WIDTHS, NEAR)
-    far = slice_fills(indptr, WIDTHS, FAR) if MUCH_FULLER * narrow < 1 else (wide, narrow)
+    window, (wide, narrow) = NEAR, slice_fills(indptr, NEAR)
+    far = slice_fills(indptr, FAR) if MUCH_FULLER * narrow < 1 else (wide, narrow)
     if far[1] > MUCH_FULLER * narrow:
         window, (wide, narrow) = FAR, far
     most = SUMMED_ON_DIAGONALS
@@ -511,7 +511,7 @@ def _in_slices(
         needed = calls_to_pay(CONVERSION, SAVED_ON_DIAGONALS, gain, indices.size, per_entry)
         yield gain, Conversion(HDIA(HACK[0]), needed)
     if indices.size <= (SHORT if 2 * n * itemsize <= private_cache() else FAR_SHORT) * m:
-        rows = WIDTHS[0] if wide >= AS_FULL * narrow else WIDTHS[1]
+        rows = SLICE_HEIGHTS[0] if wide >= AS_FULL * narrow else SLICE_HEIGHTS[1]
         gain = SUMMED_IN_SLICES * narrow
         needed = calls_to_pay(SLICING, SAVED_IN_SLICES, gain, indices.size, per_entry)
         yield gain, Conversion(SELL(rows, window), needed)

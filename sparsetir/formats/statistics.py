@@ -59,18 +59,21 @@ def block_fill(indptr: Array, indices: Array, r: int, c: int) -> float:
     return entry_count / (blocks * r * c) if blocks else 0.0
 
 
-def slice_fills(indptr: Array, heights: Sequence[int], window: int) -> list[float]:
-    """Return the fill of slices of rows that are sorted by length within windows, for each height.
+SLICE_HEIGHTS = (16, 8)
+
+
+def slice_fills(indptr: Array, window: int) -> list[float]:
+    """Return the fill of slices of rows that are sorted by length within windows, for each of `SLICE_HEIGHTS`.
 
     Examples
     --------
-    >>> slice_fills(np.arange(0, 129, 2), (16, 8), 16), slice_fills(np.array([0, 8, 8, 8, 8, 8, 8, 8, 8]), (16, 8), 16)
+    >>> slice_fills(np.arange(0, 129, 2), 16), slice_fills(np.array([0, 8, 8, 8, 8, 8, 8, 8, 8]), 16)
     ([1.0, 1.0], [0.0625, 0.125])
     """
     lengths = np.zeros(-(-(len(indptr) - 1) // window) * window, indptr.dtype)
     lengths[: len(indptr) - 1] = np.diff(indptr)
     ordered = np.sort(lengths.reshape(-1, window), axis=1)
-    slots = (rows * int(ordered[:, rows - 1 :: rows].sum(dtype=np.int64)) for rows in heights)
+    slots = (rows * int(ordered[:, rows - 1 :: rows].sum(dtype=np.int64)) for rows in SLICE_HEIGHTS)
     return [float(indptr[-1]) / max(count, 1) for count in slots]
 
 

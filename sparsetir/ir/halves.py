@@ -40,6 +40,7 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ArgumentError
+from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import all_same, collect, factors, mentions, seq, sequence, substitute
 from sparsetir.ir.rewriting import product as multiply
 from sparsetir.ir.views import (
@@ -51,7 +52,6 @@ from sparsetir.ir.views import (
     decode,
     fresh_name,
     make_iteration,
-    make_scratch,
     names_in,
 )
 from sparsetir.ir.visitor import structural_mutate
@@ -161,10 +161,22 @@ def _product(iteration: SpIter, buffers: dict[Var, SparseBuffer], written: set[i
     return _HalvedProduct(iteration, store, (inner[0], inner[1]), tuple(outside))
 
 
+def _half_buffer(name: str, axes: tuple[Axis, ...]) -> tuple[Var, list[tirx.Stmt]]:
+    """Return a buffer of halves over axes, and the statements that allocate and declare it."""
+    options = {"layout": None, "data_alignment": HALF_BYTES}
+    view = tirx.decl_buffer([axis.length for axis in axes], HALF, name, **options)
+    default = tirx.const(0, HALF)
+    shape = SparseBuffer(view, view, axes, default).storage_shape
+    storage = tirx.decl_buffer(shape, HALF, f"{name}_data", **options)
+    bound = dialect.call("bind_axes", [view, default, *(a.var for a in axes)])
+    declared = [tirx.DeclBuffer(view, data=tirx.buffer_data(storage)), tirx.Evaluate(bound)]
+    return view, [tirx.AllocBuffer(storage), *declared]
+
+
 def _split(buffer: SparseBuffer, names: set[str]) -> tuple[tuple[Var, Var], list[tirx.Stmt]]:
     """Return buffers for the halves of a buffer's elements, and the statements that fill them."""
-    high, high_made = make_scratch(fresh_name(f"{buffer.name}_high", names), buffer.axes, HALF, HALF_BYTES)
-    low, low_made = make_scratch(fresh_name(f"{buffer.name}_low", names), buffer.axes, HALF, HALF_BYTES)
+    high, declared_high = _half_buffer(fresh_name(f"{buffer.name}_high", names), buffer.axes)
+    low, declared_low = _half_buffer(fresh_name(f"{buffer.name}_low", names), buffer.axes)
     order = sorted(dict.fromkeys(buffer.axes), key=lambda axis: _rank(axis, buffer))
     variables = {axis: Var(axis.name.lower(), ir.PrimType(axis.idtype)) for axis in order}
     at = [variables[axis] for axis in buffer.axes]
@@ -173,7 +185,7 @@ def _split(buffer: SparseBuffer, names: set[str]) -> tuple[tuple[Var, Var], list
     body = seq(tirx.BufferStore(high, tirx.Cast(HALF, element), at), tirx.BufferStore(low, tirx.Cast(HALF, rest), at))
     entries = [Entry((axis,), (variables[axis],), "S") for axis in order]
     iteration = make_iteration(fresh_name(f"split_{buffer.name}", names), entries, body)
-    return (high, low), [*high_made, *low_made, iteration]
+    return (high, low), [*declared_high, *declared_low, iteration]
 
 
 def _rank(axis: Axis, buffer: SparseBuffer) -> tuple[int, int]:

@@ -523,27 +523,6 @@ def make_iteration(
     return s_tir.SBlockRealize(values, tirx.const(True, "bool"), block)
 
 
-def make_scratch(name: str, axes: Sequence[Axis], dtype: str, size: int) -> tuple[Var, list[tirx.Stmt]]:
-    """Return a scratch buffer over axes, and the statements that allocate and declare it.
-
-    Parameters
-    ----------
-    name : str
-    axes : sequence of Axis
-    dtype : str
-    size : int
-        Bytes of an element.
-    """
-    axes, options = tuple(axes), {"layout": None, "data_alignment": size}
-    view = tirx.decl_buffer([axis.length for axis in axes], dtype, name, **options)
-    default = tirx.const(0, dtype)
-    shape = SparseBuffer(view, view, axes, default).storage_shape
-    storage = tirx.decl_buffer(shape, dtype, f"{name}_data", **options)
-    bound = dialect.call("bind_axes", [view, default, *(a.var for a in axes)])
-    declared = [tirx.DeclBuffer(view, data=tirx.buffer_data(storage)), tirx.Evaluate(bound)]
-    return view, [tirx.AllocBuffer(storage), *declared]
-
-
 def names_in(func: tirx.PrimFunc) -> set[str]:
     """Return the names of all variables and blocks of a function."""
     names: set[str] = set()
@@ -562,4 +541,4 @@ def fresh_name(base: str, names: set[str]) -> str:
     return name
 
 
-__all__ = ["REDUCE", "SPATIAL", "fresh_name", "make_iteration", "make_scratch", "names_in"]
+__all__ = ["REDUCE", "SPATIAL", "fresh_name", "make_iteration", "names_in"]
