@@ -70,10 +70,10 @@ def apply_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: 
     name = f"numpy.{ufunc.__name__}"
     if method != "__call__":
         raise ArgumentTypeError(f"{name}.{method} of a sparse tensor is not defined. Call S.sum, S.max or to_dense().")
-    given = [key for key, value in options.items() if value is not None]
-    if given:
+    names = [key for key, value in options.items() if value is not None]
+    if names:
         raise ArgumentTypeError(
-            f"{name}: expected no options for a sparse tensor, got {', '.join(given)}=. Leave it out."
+            f"{name}: expected no options for a sparse tensor, got {', '.join(names)}=. Leave it out."
         )
     if ufunc in BINARY:
         return _checked(BINARY[ufunc](*inputs), name, inputs)
@@ -117,12 +117,12 @@ def _mapped(ufunc: np.ufunc, name: str, tensor: SparseTensor) -> SparseTensor:
 def _reduction(name: str) -> Callable[..., Any]:
     def reduce(tensor: Any, axis: Any = None, **options: Any) -> Any:
         allowed = {"keepdims": False} | ({"ddof": 0} if name in ("var", "std") else {})
-        given = {key: value for key, value in options.items() if not any(value is d for d in DEFAULTS)}
-        unknown = sorted(given.keys() - allowed.keys())
+        changed = {key: value for key, value in options.items() if not any(value is d for d in DEFAULTS)}
+        unknown = sorted(changed.keys() - allowed.keys())
         if unknown:
             fault = f"numpy.{name}: expected axis, {', '.join(allowed)} of a sparse tensor, got {unknown[0]}="
             raise ArgumentTypeError(f"{fault}. Leave it out.")
-        return getattr(tensor, name)(axis, **given)
+        return getattr(tensor, name)(axis, **changed)
 
     return reduce
 
@@ -202,9 +202,9 @@ def _squeezed(tensor: Any, axis: Any = None) -> Any:
 
 def _expanded(tensor: Any, axis: Any) -> Any:
     """``numpy.expand_dims``."""
-    given = axis if isinstance(axis, (tuple, list)) else (axis,)
-    new, rest = _axes_of(given, tensor.ndim + len(given)), iter(tensor.shape)
-    return tensor.reshape([1 if d in new else next(rest) for d in range(tensor.ndim + len(given))])
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    new, rest = _axes_of(axes, tensor.ndim + len(axes)), iter(tensor.shape)
+    return tensor.reshape([1 if d in new else next(rest) for d in range(tensor.ndim + len(axes))])
 
 
 def _taken(tensor: Any, indices: Any, axis: Any = None) -> Any:
@@ -230,8 +230,8 @@ def _triangle(tensor: Any, k: Any, *, is_lower: bool) -> Any:
         raise ArgumentError(f"k: expected a whole number for a matrix, got {shown(k)} for {tensor.ndim} dimensions.")
     *_, rows, columns = tensor.coords
     beyond = columns.astype(np.int64) - rows
-    held = np.flatnonzero(beyond <= k if is_lower else beyond >= k)
-    return of_entries(tensor, [c[held] for c in tensor.coords], tensor.values[held], tensor.shape)
+    inside = np.flatnonzero(beyond <= k if is_lower else beyond >= k)
+    return of_entries(tensor, [c[inside] for c in tensor.coords], tensor.values[inside], tensor.shape)
 
 
 def _kronecker(a: Any, b: Any) -> Any:
@@ -326,12 +326,12 @@ def _kept(tensor: SparseTensor, axis: Axis) -> str:
     """Return the letters that a reduction over `axis` keeps."""
     if axis is None:
         return ""
-    given = axis if isinstance(axis, tuple) else (axis,)
-    if not all(is_integer(d) for d in given):
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    if not all(is_integer(d) for d in axes):
         raise ArgumentTypeError(f"an axis is a whole number, found {shown(axis)}")
-    if any(not -tensor.ndim <= d < tensor.ndim for d in given):
+    if any(not -tensor.ndim <= d < tensor.ndim for d in axes):
         raise ArgumentError(f"axis {axis} of a tensor of {tensor.ndim} dimensions")
-    gone = {int(d) % tensor.ndim for d in given}
+    gone = {int(d) % tensor.ndim for d in axes}
     return "".join(c for d, c in enumerate(LETTERS[: tensor.ndim]) if d not in gone)
 
 
@@ -390,21 +390,21 @@ def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
             return by_rows.toarray().reshape(-1)
     low, high = LIMITS.get(name, (-math.inf, math.inf))
     text = f"{LETTERS[: tensor.ndim]}->{kept}"
-    found = np.asarray(
+    extremes = np.asarray(
         einsum(text, tensor, reduce=which, fill=low if which == "max" else high, result="dense"), tensor.dtype
     )
     stored = _stored_counts(tensor, kept)
-    nan = _nan_where_stored(tensor, kept, found)
+    nan = _nan_where_stored(tensor, kept, extremes)
     with np.errstate(invalid="ignore"):  # NaN of bfloat16
-        return join(np.where(stored < math.prod(counted), join(found, tensor.dtype.type(0)), found), nan)[()]
+        return join(np.where(stored < math.prod(counted), join(extremes, tensor.dtype.type(0)), extremes), nan)[()]
 
 
-def _nan_where_stored(tensor: SparseTensor, kept: str, found: np.ndarray) -> Any:
-    """Return NaN where an entry is NaN, as numpy's reductions do; else the value of `found`."""
+def _nan_where_stored(tensor: SparseTensor, kept: str, values: np.ndarray) -> Any:
+    """Return NaN where an entry is NaN, as numpy's reductions do; else the value of `values`."""
     if not is_float(tensor.dtype) or not np.isnan(tensor.values).any():
-        return found
+        return values
     bad = astype(mapped(np.isnan, tensor), "float64")
-    return np.where(np.asarray(total(bad, _axes(tensor, kept))) > 0, tensor.dtype.type(np.nan), found)
+    return np.where(np.asarray(total(bad, _axes(tensor, kept))) > 0, tensor.dtype.type(np.nan), values)
 
 
 def _axes(tensor: SparseTensor, kept: str) -> Axis:
@@ -489,18 +489,18 @@ def all_true(tensor: SparseTensor, axis: Axis) -> Any:
 def nonzero(tensor: SparseTensor) -> tuple[np.ndarray, ...]:
     """Return the coordinates of elements that are not zero, in row-major order."""
     if tensor.format.name == "csr" and (matrix := tensor.scipy_matrix) is not None:
-        held = np.asarray(tensor.values, bool)
+        is_nonzero = np.asarray(tensor.values, bool)
         rows = np.repeat(np.arange(tensor.shape[0]), np.diff(matrix.indptr))
-        return rows[held], matrix.indices[held].astype(np.int64)
+        return rows[is_nonzero], matrix.indices[is_nonzero].astype(np.int64)
     keys = np.sort(entry_keys(_without_zeros(tensor)).astype(np.int64))
     return tuple(np.unravel_index(keys, tensor.shape)) if len(keys) else (keys,) * tensor.ndim
 
 
 def _without_zeros(tensor: SparseTensor) -> SparseTensor:
-    held = np.flatnonzero(tensor.values)
-    if len(held) == tensor.nnz:
+    nonzeros = np.flatnonzero(tensor.values)
+    if len(nonzeros) == tensor.nnz:
         return tensor
-    return of_entries(tensor, [c[held] for c in tensor.coords], tensor.values[held], tensor.shape)
+    return of_entries(tensor, [c[nonzeros] for c in tensor.coords], tensor.values[nonzeros], tensor.shape)
 
 
 def norm(tensor: SparseTensor, ord: Any, axis: Axis, keepdims: bool) -> Any:
@@ -590,9 +590,9 @@ def place_of_extreme(tensor: SparseTensor, axis: int | None, which: str) -> Any:
     lines, shape = _lines(tensor, axis)
     if not lines.length:
         raise ArgumentError(f"arg{which} of an empty tensor is undefined: the shape is {tensor.shape}")
-    found = np.zeros(lines.number, np.intp)
+    places = np.zeros(lines.number, np.intp)
     if not lines.line.size:
-        return found.reshape(shape)[()]
+        return places.reshape(shape)[()]
     starts = np.flatnonzero(np.diff(lines.line, prepend=-1))
     sizes = np.diff(starts, append=lines.line.size)
     reduce = np.maximum if which == "max" else np.minimum
@@ -607,8 +607,8 @@ def place_of_extreme(tensor: SparseTensor, axis: int | None, which: str) -> Any:
         _first(lines.place != rank, rank, starts, lines.length), np.where(sizes < lines.length, sizes, lines.length)
     )
     place = np.where(is_better | (best != best), stored, np.where(best == 0, np.minimum(stored, absent), absent))
-    found[lines.line[starts]] = np.where(absent >= lines.length, stored, place)
-    return found.reshape(shape)[()]
+    places[lines.line[starts]] = np.where(absent >= lines.length, stored, place)
+    return places.reshape(shape)[()]
 
 
 def _first(chosen: np.ndarray, places: np.ndarray, starts: np.ndarray, none: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from sparsetir.torch.structure import BITS
 from sparsetir.utils.caches import Cache, ForkLock
 from torch import Tensor
 
-MAX_PLACES = 256  # index tensors that live and are known by their memory
+MAX_PLACES = 256  # index tensors that live and are identified by their memory
 MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of the structures that are kept for later passes; the last few are kept anyway
 # Edges times features of one layer that pay for a structure which is used in two layers and never again: above it, a
 # structure gains more than it costs, as `sparsetir bench structures` measures on the machine at hand.
@@ -35,22 +35,22 @@ class Recent:
     """The most recently used entries, up to a total size."""
 
     def __init__(self) -> None:
-        self.found: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self.lock, self.total = ForkLock(), 0
 
     def get(self, key: Hashable) -> Any:
         with self.lock:
-            if key not in self.found:
+            if key not in self.entries:
                 return None
-            self.found.move_to_end(key)
-            return self.found[key][0]
+            self.entries.move_to_end(key)
+            return self.entries[key][0]
 
     def put(self, key: Hashable, value: Any, size: int) -> None:
         with self.lock:
-            self.total += size - self.found.pop(key, (None, 0))[1]
-            self.found[key] = value, size
-            while len(self.found) > LEAST_KEPT and self.total > MOST_EDGES:
-                self.total -= self.found.popitem(last=False)[1][1]
+            self.total += size - self.entries.pop(key, (None, 0))[1]
+            self.entries[key] = value, size
+            while len(self.entries) > LEAST_KEPT and self.total > MOST_EDGES:
+                self.total -= self.entries.popitem(last=False)[1][1]
 
 
 def bits(tensor: Tensor) -> Tensor | None:

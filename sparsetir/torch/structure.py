@@ -82,12 +82,12 @@ class ConstantCache:
     """
 
     def __init__(self) -> None:
-        self.found: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self.entries: OrderedDict[Hashable, _Entry] = OrderedDict()
 
     def of(self, name: str, tensors: tuple[Tensor, ...], compute: Callable[[], Tensor]) -> Tensor | None:
         """Return the result of a name, which is read-only; None if the tensors were not seen twice as they are now."""
         key = (name, *map(id, tensors))
-        entry = self.found.get(key)
+        entry = self.entries.get(key)
         if entry is None or not entry.is_of(tensors):
             self._put(key, tensors, None)
             return None
@@ -98,7 +98,7 @@ class ConstantCache:
         if entry.result is not None:
             return entry.result
         result = compute()
-        self.found[key] = _Entry(entry.owners, entry.versions, prints, result)
+        self.entries[key] = _Entry(entry.owners, entry.versions, prints, result)
         return result
 
     def _put(self, key: Hashable, tensors: tuple[Tensor, ...], prints: list[list[Tensor]] | None) -> None:
@@ -107,11 +107,11 @@ class ConstantCache:
         def forget(_dead: Any) -> None:
             cache = me()
             if cache is not None:
-                cache.found.pop(key, None)
+                cache.entries.pop(key, None)
 
-        self.found[key] = _Entry([ref(t, forget) for t in tensors], [t._version for t in tensors], prints, None)
-        while len(self.found) > MOST:
-            self.found.popitem(last=False)
+        self.entries[key] = _Entry([ref(t, forget) for t in tensors], [t._version for t in tensors], prints, None)
+        while len(self.entries) > MOST:
+            self.entries.popitem(last=False)
 
 
 # The structure of a graph: rows, columns, and the way between them.

@@ -285,7 +285,7 @@ def test_sums_of_constant_features_are_computed_once(monkeypatch):
     x.numpy()[:] = x.numpy()[[2, 0, 1]]  # which torch does not see
     for expected in (1, 1, 0):
         check(expected)
-    assert len(made.rows.kept.found) == 1
+    assert len(made.rows.kept.entries) == 1
     close(pickle.loads(pickle.dumps(made)).conv(x, weight), made.conv(x, weight))
     with torch.inference_mode():
         close(made.conv(x, weight), made.conv(x.clone(), weight))
@@ -294,9 +294,9 @@ def test_sums_of_constant_features_are_computed_once(monkeypatch):
     held = [real(3, size) for size in range(9)]
     for features in (*held, *held):
         made.conv(features, real(2, features.shape[1]))
-    assert len(made.rows.kept.found) == structure.MOST
+    assert len(made.rows.kept.entries) == structure.MOST
     del held, features, x
-    assert not made.rows.kept.found
+    assert not made.rows.kept.entries
 
 
 @pytest.mark.slow
