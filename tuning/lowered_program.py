@@ -239,7 +239,7 @@ EXIT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class StoredLibrary:
     """Stored library of one format.
 
     Parameters
@@ -263,7 +263,7 @@ class Held:
     digest: str
 
     @classmethod
-    def read(cls, path: Path) -> Held | None:
+    def read(cls, path: Path) -> StoredLibrary | None:
         """Return the contents of a library or of a list of kernels; None where there is none of this version."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ScheduleError):
             facts = json.loads(path.with_suffix(".json").read_text())
@@ -306,8 +306,8 @@ class KernelCache:
 
     def __init__(self, func: tirx.PrimFunc, target: Any, sizes: Mapping[str, int]) -> None:
         self.func, self.target, self.sizes = func, target, dict(sizes)
-        self._held: dict[Format | None, Held | None] = {}
-        self._left: dict[Format | None, list[Held]] = {}
+        self._compiled_ahead: dict[Format | None, StoredLibrary | None] = {}
+        self._left_by_searches: dict[Format | None, list[StoredLibrary]] = {}
 
     @cached_property
     def folder(self) -> Path | None:
@@ -327,28 +327,30 @@ class KernelCache:
         name = hashlib.sha256(f"{self._key} {format!r}".encode()).hexdigest()[:32]
         return self.folder / f"{name}.so"
 
-    def held(self, format: Format | None) -> Held | None:
+    def compiled_ahead(self, format: Format | None) -> StoredLibrary | None:
         """Return the library that was compiled for a format ahead of time, if any."""
-        if format not in self._held:
+        if format not in self._compiled_ahead:
             path = self.path(format)
-            self._held[format] = None if path is None else Held.read(path)
-        return self._held[format]
+            self._compiled_ahead[format] = None if path is None else StoredLibrary.read(path)
+        return self._compiled_ahead[format]
 
-    def everything(self, format: Format | None) -> list[Held]:
+    def libraries(self, format: Format | None) -> list[StoredLibrary]:
         """Return all libraries of a format: compiled ahead of time, or left by searches."""
-        path, ahead = self.path(format), self.held(format)
-        if format not in self._left and path is not None:
-            self._left[format] = [shelf_entry for name in left(path) if (shelf_entry := Held.read(name)) is not None]
-        return [*([ahead] if ahead is not None else []), *self._left.get(format, [])]
+        path, ahead = self.path(format), self.compiled_ahead(format)
+        if format not in self._left_by_searches and path is not None:
+            self._left_by_searches[format] = [
+                entry for name in lists_left(path) if (entry := StoredLibrary.read(name)) is not None
+            ]
+        return [*([ahead] if ahead is not None else []), *self._left_by_searches.get(format, [])]
 
     def listed(self, format: Format | None) -> tuple[Choices, ...]:
         """Return the choices of a format that have machine code, one for each code."""
-        return tuple(dict.fromkeys(choices for entry in self.everything(format) for choices in entry.listed))
+        return tuple(dict.fromkeys(choices for entry in self.libraries(format) for choices in entry.listed))
 
     def fill(self, form: LoweredProgram, format: Format | None, feat: int | None) -> None:
         """Give a form the machine code that exists, and record where there is room for more."""
         places.setdefault(form, (self.path(format), feat))
-        entries = [] if form.is_filled else self.everything(format)
+        entries = [] if form.is_filled else self.libraries(format)
         program = program_key(form) if entries else ""
         for entry in entries:
             if entry.program == program:
@@ -397,7 +399,7 @@ class KernelCache:
         entries = [(names[c], c.as_dict(), lowered[c][1]) for c in right]
         values = {name: list(code) for name, code in form.open_choices(feat).items()}
         cache.write(library, path, {"program": program_key(form), "kernels": entries, "values": values})
-        self._held.pop(format, None)
+        self._compiled_ahead.pop(format, None)
         return len(right)
 
 
@@ -406,7 +408,7 @@ class KernelCache:
 places: WeakKeyDictionary[LoweredProgram, tuple[Path | None, int | None]] = WeakKeyDictionary()
 
 
-def left(path: Path) -> list[Path]:
+def lists_left(path: Path) -> list[Path]:
     """Return the lists of kernels of a format that searches left."""
     return sorted(path.parent.glob(f"{path.stem}-*.json"))
 
@@ -459,7 +461,7 @@ def _write(together: CompiledBatch) -> None:
 def _has_room(form: LoweredProgram) -> bool:
     """Return whether there is a folder, and not much of this form in it yet."""
     place = places.get(form, (None, None))[0]
-    return place is not None and len(left(place)) < MOST_LISTS
+    return place is not None and len(lists_left(place)) < MOST_LISTS
 
 
 def program_key(form: LoweredProgram) -> str:
@@ -471,9 +473,9 @@ __all__ = [
     "Code",
     "CompiledBatch",
     "Function",
-    "Held",
     "KernelCache",
     "LoweredProgram",
+    "StoredLibrary",
     "compile_together",
     "form_of",
     "fresh",

@@ -196,7 +196,7 @@ def shelf_of(task: WarmTask) -> KernelCache:
 
 def there(task: WarmTask) -> WarmResult | None:
     """Return the library that was compiled before."""
-    entry = shelf_of(task).held(task.format)
+    entry = shelf_of(task).compiled_ahead(task.format)
     return WarmResult(task, len(entry.kernels), entry.path.stat().st_size) if entry is not None else None
 
 

@@ -221,7 +221,7 @@ class Call:
         return [*self.common, self.chunks, self.ranges, *order, *([] if self.bound is None else [self.bound])]
 
 
-Held = TypeVar("Held", ChunkWorkspace, Stamps)
+Buffers = TypeVar("Buffers", ChunkWorkspace, Stamps)
 Kept = TypeVar("Kept")
 
 
@@ -235,7 +235,7 @@ def popped(spare: list[Kept]) -> Iterator[Kept]:
         yield work
 
 
-def kept(spare: list[Held], *shapes: tuple[int, ...]) -> Held | None:
+def kept(spare: list[Buffers], *shapes: tuple[int, ...]) -> Buffers | None:
     """Return the buffers of an earlier call that have these shapes, or None."""
     return next((work for work in popped(spare) if work.shapes == shapes), None)
 

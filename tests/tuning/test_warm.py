@@ -19,7 +19,7 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning import lowered_program, warm
 from sparsetir.tuning.api import tune_sparse
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.lowered_program import Held, LoweredProgram
+from sparsetir.tuning.lowered_program import LoweredProgram, StoredLibrary
 from sparsetir.tuning.search import _eager
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.space import Candidate, Space
@@ -165,7 +165,7 @@ def test_an_interrupted_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there already" in err
     assert "2 of 2: spmm:24 float32 bsr(r=2, c=2): " in err
     assert " of them compiled now, in " in out
-    assert Held.read(path) is not None
+    assert StoredLibrary.read(path) is not None
 
 
 @pytest.mark.usefixtures("fresh")
