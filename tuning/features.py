@@ -246,7 +246,8 @@ def of_knobs(config: Config, values: Mapping[str, Any]) -> dict[str, float]:
     features = {}
     for name, value in config.as_dict().items():
         values_listed = list(values.get(name, (value,)))
-        if not all(_is_number(part) for value_listed in values_listed for part in _parts(value_listed)):
+        parts = [part for value_listed in values_listed for part in _parts(value_listed)]
+        if not all(part is None or isinstance(part, (int, float)) for part in parts):
             features[f"knob {name}"] = float(values_listed.index(value)) if value in values_listed else -1.0
             continue
         for n, part in enumerate(_parts(value)):
@@ -258,11 +259,6 @@ def of_knobs(config: Config, values: Mapping[str, Any]) -> dict[str, float]:
 
 def _parts(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-def _is_number(part: Any) -> bool:
-    """Return whether it has a place on a scale, or is left open."""
-    return part is None or isinstance(part, (int, float))
 
 
 def _analytic(choices: Choices, stored: ArgumentStorage, operands: Operands) -> dict[str, float]:

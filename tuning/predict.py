@@ -456,7 +456,7 @@ class Bounds:
             See the class.
         """
         families = {r.case.family for r in found}
-        centres = {f: _centre([r for r in found if r.case.family == f]) for f in families}
+        centres = {f: np.mean([_place(r) for r in found if r.case.family == f], axis=0) for f in families}
         away = {id(r): _distance(_place(r), [c for f, c in centres.items() if f != r.case.family]) for r in found}
         near = float(np.median(list(away.values()))) if away else float("inf")
         groups: dict[str, list[float]] = {"": []}
@@ -556,10 +556,6 @@ def _place(r: Ranking) -> np.ndarray:
 def _numbers(row: Mapping[str, float]) -> np.ndarray:
     numbers = np.array([row.get(name, np.nan) for name in COMPARED], float)
     return np.where(np.isfinite(numbers), numbers, 0.0)
-
-
-def _centre(rankings: Sequence[Ranking]) -> np.ndarray:
-    return np.asarray(np.mean([_place(r) for r in rankings], axis=0))
 
 
 def _distance(place: np.ndarray, centres: Sequence[Any]) -> float:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from sparsetir.errors import ArgumentError
 from sparsetir.runtime.composed import ComposedKernel
@@ -312,7 +311,9 @@ def candidate(record: Record) -> tuple[Choices | Config, str | None, bool]:
 
 def gains(history: list[Record], base: Choices | Config) -> dict[str, float]:
     """Compute `TuneResult.gains`; `base` has the default values."""
-    times = [(_chosen(record), record.seconds) for record in history if record.seconds is not None]
+    times = [
+        ({"format": r.stored_as or OWN, **r.choices.as_dict()}, r.seconds) for r in history if r.seconds is not None
+    ]
     if not times:
         return {}
     fastest, out = min(seconds for _, seconds in times), {}
@@ -325,10 +326,6 @@ def gains(history: list[Record], base: Choices | Config) -> dict[str, float]:
 
 def _by_time(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=lambda r: float("inf") if r.seconds is None else r.seconds)
-
-
-def _chosen(record: Record) -> dict[str, Any]:
-    return {"format": record.stored_as or OWN, **record.choices.as_dict()}
 
 
 def _cost(record: Record) -> float | None:

@@ -245,7 +245,8 @@ class TunedKernel(Saved):
         """Return the hash of a call's index arrays; None where none is asked for, or not all are given."""
         if not self.is_for_patterns:
             return None
-        structures = {n: v for n, v in arguments.items() if is_sparse(v) or n in _index_names(self.signature)}
+        index_arrays = {name for pair in self.signature.axes_of_array.values() for name in pair}
+        structures = {n: v for n, v in arguments.items() if is_sparse(v) or n in index_arrays}
         args = BoundKernel(self.plain, structures).args
         try:
             return fingerprint(self.signature.program, args.arrays)
@@ -353,11 +354,6 @@ def _places(signature: Signature) -> dict[str, list[tuple[str, int]]]:
             if extent.name is not None:
                 places.setdefault(extent.name, []).append((param.name, d))
     return places
-
-
-def _index_names(signature: Signature) -> set[str]:
-    """Return the parameters that hold indices."""
-    return {name for pair in signature.axes_of_array.values() for name in pair if name is not None}
 
 
 # Kernels from the records of earlier searches, without a search: `sparsetir.build(func, database=...)`.

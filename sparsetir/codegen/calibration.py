@@ -375,14 +375,11 @@ def _module(sources: dict[str, str], gathers: str = "") -> Any:
     if gathers:
         config = dict(target.export())
         attributes = [name for name in config.get("mattr", ()) if not name.endswith(NO_GATHER)]
-        mattr = [*attributes, f"+{NO_GATHER}"] if gathers == "load" and _is_x86(config) else attributes
+        is_x86 = str(config.get("mtriple", "")).startswith("x86_64")
+        mattr = [*attributes, f"+{NO_GATHER}"] if gathers == "load" and is_x86 else attributes
         target = tvm.target.Target({**{k: v for k, v in config.items() if k != "mattr"}, "mattr": mattr})
     functions = {name: tvm.script.from_source(source) for name, source in sources.items()}
     return tvm.compile(tvm.IRModule(functions), target=target, tir_pipeline="s_tir")
-
-
-def _is_x86(config: dict[str, Any]) -> bool:
-    return str(config.get("mtriple", "")).startswith("x86_64")
 
 
 def _dot_module(name: str) -> Any:

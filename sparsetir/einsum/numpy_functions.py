@@ -404,11 +404,8 @@ def _nan_where_stored(tensor: SparseTensor, kept: str, values: np.ndarray) -> An
     if not is_float(tensor.dtype) or not np.isnan(tensor.values).any():
         return values
     bad = astype(mapped(np.isnan, tensor), "float64")
-    return np.where(np.asarray(total(bad, _axes(tensor, kept))) > 0, tensor.dtype.type(np.nan), values)
-
-
-def _axes(tensor: SparseTensor, kept: str) -> Axis:
-    return tuple(d for d, c in enumerate(LETTERS[: tensor.ndim]) if c not in kept)
+    gone = tuple(d for d, c in enumerate(LETTERS[: tensor.ndim]) if c not in kept)
+    return np.where(np.asarray(total(bad, gone)) > 0, tensor.dtype.type(np.nan), values)
 
 
 def _stored_counts(tensor: SparseTensor, kept: str) -> np.ndarray:

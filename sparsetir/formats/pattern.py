@@ -181,7 +181,8 @@ class Pattern:
         return "\n".join(self._lines())
 
     def _head(self) -> str:
-        return f"{_sizes(self.shape)}, {self.nnz:,} nonzeros, density {self.density:.3g}"
+        sizes = " x ".join(f"{n:,}" for n in self.shape)
+        return f"{sizes}, {self.nnz:,} nonzeros, density {self.density:.3g}"
 
     def _lines(self) -> Iterator[str]:
         yield f"{self._head()}, fingerprint {self.fingerprint}"
@@ -297,10 +298,6 @@ def _number(value: float) -> str:
 def _bin(k: int) -> str:
     """Return the least that the k-th bin of a histogram counts."""
     return f"{2**k // 2}+" if k > 1 else f"{k}"
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return " x ".join(f"{n:,}" for n in shape)
 
 
 def _two(pair: tuple[int, int]) -> str:

@@ -266,7 +266,8 @@ class Lowered:
     def emit(self, builder: relax.BlockBuilder) -> Any:
         """Emit the call, and add its function to the module."""
         func = self.func if self.func is not None else self.program.func
-        sizes = dict(zip(_size_names(self.program.func), self.program.sizes, strict=True))
+        names = [str(p.name) for p in self.program.func.params if not _is_handle(p) and not tirx.is_buffer_var(p)]
+        sizes = dict(zip(names, self.program.sizes, strict=True))
         values = {**sizes, **self.given, **self.fixed}
         tensors, numbers, results = [], [], []
         for param in func.params:
@@ -314,10 +315,6 @@ def emitted(builder: relax.BlockBuilder, var: Any, value: Any) -> Any:
     """Emit the replacement of a variable: an output of its dataflow block if the variable was one."""
     is_output = builder.current_block_is_dataflow() and not isinstance(var, relax.DataflowVar)
     return builder.emit_output(value) if is_output else builder.emit(value)
-
-
-def _size_names(func: tirx.PrimFunc) -> list[str]:
-    return [str(p.name) for p in func.params if not _is_handle(p) and not tirx.is_buffer_var(p)]
 
 
 def _tensor(value: Any) -> Any:

@@ -291,15 +291,10 @@ def _block(loop: tirx.For, scatters: tuple[ScatterStore, ...]) -> Blocked | None
 def _check_reads(body: tirx.Stmt, scatters: tuple[ScatterStore, ...], assembly: AssembledProgram) -> None:
     """Raise if a result is read anywhere but in the statement that sets the same element."""
     loads = [x for x in collect(body, ir.TensorLoad) if assembly.result_of(x.source) is not None]
-    count = sum(len(_own_loads(s)) for s in scatters)
+    count = sum(is_element(x, s.store) for s in scatters for x in collect(s.store.value, ir.TensorLoad))
     if len(loads) != count or any(mentions(x, [s.store.buffer]) for s in scatters for x in s.store.indices):
         names = ", ".join(r.name for r in assembly.results)
         raise LoweringError(f"an element of {names} may be read only by the statement that sets it")
-
-
-def _own_loads(scatter: ScatterStore) -> list[ir.TensorLoad]:
-    """Return the loads of a scatter that read the element it sets."""
-    return [x for x in collect(scatter.store.value, ir.TensorLoad) if is_element(x, scatter.store)]
 
 
 def with_own(scatter: ScatterStore, value: ir.Expr) -> ir.Expr:

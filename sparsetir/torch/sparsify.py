@@ -192,7 +192,7 @@ def sparsify_(
     """
     _check_keep(density, keep)
     _check_model(model, skip, report)
-    layers = {name: m for name, m in model.named_modules() if _is_linear(m)}
+    layers = {name: m for name, m in model.named_modules() if plain_class(m) in (nn.Linear, nn.LazyLinear)}
     skippable = _other_layers(model, layers)
     unknown = sorted(set(skip) - set(layers) - set(skippable))
     if unknown:
@@ -280,10 +280,6 @@ def _check_keep(density: float | None, keep: str | None) -> None:
         raise ArgumentError(f"density: expected None with keep='nonzeros', got {density}. Leave one of them out.")
     if keep == "largest" and density is None:
         raise ArgumentError("density: expected a share in [0, 1] with keep='largest', got None.")
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return plain_class(module) in (nn.Linear, nn.LazyLinear)
 
 
 def _other_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -150,12 +150,8 @@ def stored_bits(value: ir.Expr) -> ir.Expr:
     if isinstance(value, tirx.Broadcast):
         return tirx.Broadcast(stored_bits(value.value), value.lanes)
     if isinstance(value, tirx.FloatImm):
-        return tirx.const(_literal_bits(float(value.value)), STORED)
+        return tirx.const(int(np.asarray(float(value.value), ml_dtypes.bfloat16).view(np.uint16)), STORED)
     return _reinterpreted(value, STORED)
-
-
-def _literal_bits(number: float) -> int:
-    return int(np.asarray(number, ml_dtypes.bfloat16).view(np.uint16))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ConvertHalves")

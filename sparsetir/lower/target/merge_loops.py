@@ -462,7 +462,7 @@ def _variables(name: str, dtype: str) -> list[Var]:
 
 def _body(node: tirx.For, call: Call, members: list[Member], step: _Step) -> tirx.Stmt:
     """Return the body of the loop with the searches replaced by the state of a step."""
-    step.inside.extend(_defined(node.body))
+    step.inside.extend([*defined_vars(node.body), *allocated_buffers(node.body)])
     stays_inside = not any(m.may_be_outside for m in members)
     none = const(-1, str(call.ty.dtype))
     hides = any(dialect.is_if_then_else(c) for part in folded(node.body) for c in collect(part, Call))
@@ -487,11 +487,6 @@ def _body(node: tirx.For, call: Call, members: list[Member], step: _Step) -> tir
 
     body = structural_mutate(node.body, [(Call, on_call), (tirx.GE, on_comparison), (tirx.LE, on_comparison)])
     return renewed(seq(*step.chosen, body))
-
-
-def _defined(body: tirx.Stmt) -> list[Var]:
-    """Return the variables and arrays that a body defines."""
-    return [*defined_vars(body), *allocated_buffers(body)]
 
 
 def _asked(test: ir.Expr, call: Call) -> int | None:

@@ -35,11 +35,6 @@ from sparsetir.lower.loops import PARALLEL, UNROLLED, VECTORIZED, with_, with_bo
 LARGEST = 1 << 24
 
 
-def _loops(node: Any) -> dict[Var, ir.Range]:
-    """Map the variables of the loops below `node` to their ranges."""
-    return {f.loop_var: ir.Range.from_min_extent(f.min, f.extent) for f in collect(node, tirx.For)}
-
-
 def _outer_loops(body: tirx.Stmt) -> dict[Var, list[tirx.For]]:
     """Return the loops around each allocation: their variables are fixed during its lifetime."""
     stack: list[tirx.For] = []
@@ -119,7 +114,7 @@ def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     loops_around = _outer_loops(func.body)
     if not loops_around:
         return func
-    ranges = _loops(func)
+    ranges = {f.loop_var: ir.Range.from_min_extent(f.min, f.extent) for f in collect(func, tirx.For)}
     uses = {old: _LocalArray(old, func, outer, ranges) for old, outer in loops_around.items()}
     local = {old: use for old, use in uses.items() if _bounded(old, use)}
     shrunk = {old: use.shrunk(old) for old, use in local.items()}
