@@ -48,7 +48,7 @@ from sparsetir.utils.arguments import (
     renamed_parameters,
     shown,
 )
-from sparsetir.utils.files import is_whole_library, seal, writing_file
+from sparsetir.utils.files import check_folder_of, is_whole_library, seal, writing_file
 from sparsetir.utils.threads import get_num_threads
 
 # Signatures: names, dtypes and shapes of arguments, validated at every call and stored in a saved model.
@@ -368,8 +368,7 @@ class CompiledModel:
         path = as_path(path, "path")
         if path.suffix not in SUFFIXES:
             raise ArgumentError(f"a model is saved as a library: expected a name ending in .so, found {path.name}")
-        if not path.parent.is_dir():
-            raise ArgumentError(f"there is no folder {path.parent} to save {path.name} in")
+        check_folder_of(path)
         if self.executable is None:
             raise ArgumentError("a model that was loaded is not saved again: copy its file")
         if get_cc() is None:
@@ -468,7 +467,7 @@ def load(path: str | Path) -> CompiledModel:
     """
     path = as_path(path, "path")
     if not path.is_file():
-        raise MissingFileError(f"no model at {path}")
+        raise MissingFileError(f"path: there is no model at {path}.")
     if path.suffix not in SUFFIXES:
         raise ArgumentError(f"a model is a library: expected a name ending in .so, found {path.name}")
     if not is_whole_library(path):

@@ -18,11 +18,11 @@ import numpy as np
 
 from sparsetir.codegen.cache import SHIPPED, Compiled, content_key
 from sparsetir.codegen.export import identifier
-from sparsetir.errors import ArgumentError, FileFormatError, MissingFileError, SparseTIRError, WriteError
+from sparsetir.errors import FileFormatError, MissingFileError, SparseTIRError, WriteError
 from sparsetir.script.printer import script
 from sparsetir.transform.decompose import DecomposedPiece, Decomposition, Group
 from sparsetir.utils.arguments import as_path
-from sparsetir.utils.files import write_text, writing_file
+from sparsetir.utils.files import check_folder_of, write_text, writing_file
 
 if TYPE_CHECKING:
     from sparsetir.runtime.composed import ComposedKernel
@@ -78,8 +78,7 @@ def _renamed(line: str, names: dict[str, str]) -> str:
 
 def write_pieces(kernel: ComposedKernel, folder: Path, arguments: dict[str, Any]) -> Path:
     """Write converted arguments for the exported function; see `ComposedKernel.write_pieces`."""
-    if not folder.parent.is_dir():
-        raise ArgumentError(f"there is no folder {folder.parent} to make {folder.name} in")
+    check_folder_of(folder, "folder")
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -124,8 +123,7 @@ class Saved(ABC):
         the program is compiled again when the file is loaded.
         """
         path = as_path(path, "path")
-        if not path.parent.is_dir():
-            raise ArgumentError(f"there is no folder {path.parent} to save {path.name} in")
+        check_folder_of(path)
         libraries: Libraries = {}
         for compiled in self.compiled_parts():
             with contextlib.suppress(Exception):  # without a linker it is compiled again where it is loaded
@@ -166,7 +164,7 @@ def load(path: str | Path) -> Any:
     """
     path = as_path(path, "path", "the path of a kernel")
     if not path.is_file():
-        raise MissingFileError(f"there is no file {path}")
+        raise MissingFileError(f"path: there is no file {path}.")
     try:
         content = path.read_bytes()
     except OSError as error:

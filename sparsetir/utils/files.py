@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from sparsetir.errors import SparseTIRError, WriteError
+from sparsetir.errors import ArgumentError, SparseTIRError, WriteError
 
 PREFIX = ".partial-"
 ELF_HEAD = 64  # bytes
@@ -76,6 +76,12 @@ def writing_file(path: Path, name: str = "", *, makes_folder: bool = False) -> I
     except OSError as error:
         where = f"{name}: {path}" if name else f"{path}"
         raise WriteError(f"{where} cannot be written: {error.strerror or error}. Choose another name.") from error
+
+
+def check_folder_of(path: Path, name: str = "path") -> None:
+    """Raise unless the folder exists in which a file or folder is to be made."""
+    if not path.parent.is_dir():
+        raise ArgumentError(f"{name}: there is no folder {path.parent} to save {path.name} in. Make it first.")
 
 
 def write_text(path: Path, text: str, name: str = "", *, makes_folder: bool = False) -> Path:
@@ -240,6 +246,7 @@ __all__ = [
     "PREFIX",
     "cache_folder",
     "cache_text",
+    "check_folder_of",
     "is_whole_library",
     "remove",
     "replacing",

@@ -57,7 +57,7 @@ from sparsetir.relax.training.layers import (
     with_dropout,
 )
 from sparsetir.utils.arguments import as_count, as_mapping, as_path, as_real, as_sequence, shown
-from sparsetir.utils.files import writing_file
+from sparsetir.utils.files import check_folder_of, writing_file
 
 
 class TrainStep:
@@ -191,8 +191,7 @@ class TrainStep:
             raise ArgumentError(
                 f"a state of training is saved by numpy: expected a name ending in .npz, found {path.name}"
             )
-        if not path.parent.is_dir():
-            raise ArgumentError(f"there is no folder {path.parent} to save {path.name} in")
+        check_folder_of(path)
         state = {f"state:{name}": np.asarray(value) for name, value in self.state.items()}
         arrays = {**{f"param:{name}": value for name, value in self.params.items()}, **state}
         with writing_file(path, "path") as partial:
@@ -212,7 +211,7 @@ class TrainStep:
         """
         path = as_path(path, "path")
         if not path.is_file():
-            raise MissingFileError(f"no state of training at {path}")
+            raise MissingFileError(f"path: there is no state of training at {path}.")
         try:
             with np.load(path) as file:
                 arrays = {name: file[name] for name in file.files}
