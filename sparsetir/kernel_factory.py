@@ -184,13 +184,7 @@ def _bound_over(
 
 
 def conversion_for(
-    kernel: Kernel,
-    name: str,
-    arguments: Mapping[str, Any],
-    *,
-    calls: float,
-    seconds: float | None = None,
-    judge: Judge | None = None,
+    kernel: Kernel, name: str, arguments: Mapping[str, Any], *, calls: float, judge: Judge | None = None
 ) -> Conversion | None:
     """Return the format to which a matrix is converted for calls to come, and its schedule; None: the program's own.
 
@@ -203,12 +197,10 @@ def conversion_for(
         Of the first call.
     calls : float
         That are to come.
-    seconds : float, optional
-        That a call takes over the matrix as it is, where it was timed.
     judge : callable, optional
         See `bound_over_others`.
     """
-    conversions = _conversions_for(kernel, name, arguments, calls=calls, seconds=seconds, judge=judge)
+    conversions = _conversions_for(kernel, name, arguments, calls=calls, seconds=None, judge=judge)
     return conversions[0] if conversions else None
 
 

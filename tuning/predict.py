@@ -596,9 +596,7 @@ class Coverage:
 HEADING = ["cases", "gain above its bound", "inside the interval", "kernel used", "its speedup", "slower than untuned"]
 
 
-def coverage(
-    found: Sequence[Ranking], by: str, level: float = LEVEL, familiar: Sequence[Ranking] | None = None
-) -> dict[str, Coverage]:
+def coverage(found: Sequence[Ranking], by: str, familiar: Sequence[Ranking] | None = None) -> dict[str, Coverage]:
     """Return how often bounds hold that were made of the other families or operations (`by`), and for all together.
 
     Parameters
@@ -607,7 +605,6 @@ def coverage(
         By models that were not trained on the family or operation.
     by : str
         An attribute of a case.
-    level : float
     familiar : sequence of Ranking, optional
         How the same cases are ranked by models that know their operation, where `found` is of models that do not.
     """
@@ -615,9 +612,9 @@ def coverage(
     for name in sorted({str(getattr(r.case, by)) for r in found}):
         others = [r for r in found if str(getattr(r.case, by)) != name]
         if familiar is None:
-            bounds = Bounds.fit(others, level)
+            bounds = Bounds.fit(others, LEVEL)
         else:
-            bounds = Bounds.fit([r for r in familiar if str(getattr(r.case, by)) != name], level, others)
+            bounds = Bounds.fit([r for r in familiar if str(getattr(r.case, by)) != name], LEVEL, others)
         for r in (r for r in found if str(getattr(r.case, by)) == name):
             bound, low, high = bounds.interval(np.log(r.gain), r.chosen)
             actual = float(np.log(r.actual))

@@ -223,7 +223,7 @@ class SparseOutputKernel(Saved):
         """Return the arguments of a caller with the new name of `threshold`."""
         if not self.options.select or "above" not in arguments or self.signature.knows("above"):
             return arguments
-        return with_new_names(arguments, {"above": "threshold"}, self.name, stacklevel=3)
+        return with_new_names(arguments, {"above": "threshold"}, self.name)
 
     def _chosen(self, arguments: dict[str, Any]) -> tuple[int | None, Any]:
         """Pop the selection of each row's entries from the arguments of a call."""

@@ -322,7 +322,7 @@ def renamed_parameters(**new_names: str) -> Callable[[T], T]:
         @functools.wraps(target)
         def call(*args: Any, **kwargs: Any) -> Any:
             if kwargs and not new_names.keys().isdisjoint(kwargs):
-                kwargs = with_new_names(kwargs, new_names, target.__qualname__.removesuffix(".__init__"), stacklevel=3)
+                kwargs = with_new_names(kwargs, new_names, target.__qualname__.removesuffix(".__init__"))
             return target(*args, **kwargs)
 
         return cast("T", call)
@@ -344,10 +344,8 @@ def _keep_old_attributes(target: Any, new_names: Mapping[str, str]) -> None:
         setattr(target, old, old_attribute(old, new))
 
 
-def with_new_names(
-    arguments: Mapping[str, Any], new_names: Mapping[str, str], function: str, *, stacklevel: int
-) -> dict[str, Any]:
-    """Return the arguments under their new names, with a DeprecationWarning for each old name.
+def with_new_names(arguments: Mapping[str, Any], new_names: Mapping[str, str], function: str) -> dict[str, Any]:
+    """Return the arguments under their new names, with a DeprecationWarning for each old name at the caller's caller.
 
     Raises
     ------
@@ -361,7 +359,7 @@ def with_new_names(
         if new in arguments:
             raise ArgumentTypeError(f"{new}: expected one value, got another one as {old}. Leave {old} out.")
         text = f"{function}({old}=) is now {function}({new}=)"
-        warnings.warn(text, DeprecationWarning, stacklevel=stacklevel + 1)
+        warnings.warn(text, DeprecationWarning, stacklevel=4)
         renamed[new] = renamed.pop(old)
     return renamed
 
@@ -382,7 +380,7 @@ def take_old_argument(arguments: Mapping[str, Any], old: str, new: str, value: A
     if unknown is not None:
         raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}")
     by_new_name = {} if value is None else {new: value}
-    return with_new_names({**by_new_name, **arguments}, {old: new}, function, stacklevel=3)[new]
+    return with_new_names({**by_new_name, **arguments}, {old: new}, function)[new]
 
 
 def take_old_options(options: Any, **new_names: str) -> None:

@@ -462,7 +462,7 @@ def test_orders_do_not_follow_the_operands_before(monkeypatch: pytest.MonkeyPatc
     B, C = np.ones((2000, 64)), np.ones((64, 55))
     few, many = (sp.random_array((100, 2000), density=d, rng=rng, format="csr") for d in (0.175, 0.32))
     for first, second in ((few, many), (many, few)):
-        monkeypatch.setattr(expression, "_known", {})
+        monkeypatch.setattr(expression, "_expressions", {})
         steps = [[s.members for s in einsum_expression("ij,jk,kl->il", A, B, C).steps] for A in (first, second)]
         assert steps == [[(0, 1), (2, 3)]] * 2
 

@@ -57,10 +57,10 @@ def test_many_expressions_leave_bounded_caches() -> None:
 @pytest.mark.usefixtures("low_bounds")
 def test_kernels_that_were_dropped_are_freed() -> None:
     evaluate(1)
-    first = [weakref.ref(kept) for kept in expression._known.values()]
+    first = [weakref.ref(kept) for kept in expression._expressions.values()]
     evaluate(3 * BOUND)
     gc.collect()
-    assert [kept for kept in first if kept() is not None and kept() not in expression._known.values()] == []
+    assert [kept for kept in first if kept() is not None and kept() not in expression._expressions.values()] == []
     assert any(kept() is None for kept in first)
 
 

@@ -221,9 +221,7 @@ FEWEST = 2  # matrices of a setting
 TRANSFER_HEADING = ("pairs in order", "top 1", "5th percentile", "of its own model")
 
 
-def transferred(
-    cases: Sequence[Recording], trainer: Trainer, by: str, *, seed: int = 0
-) -> dict[object, dict[str, list[Ranking]]]:
+def transferred(cases: Sequence[Recording], trainer: Trainer, by: str) -> dict[object, dict[str, list[Ranking]]]:
     """Compute for each setting how its cases are ranked by models of the others and of itself.
 
     The matrices that are ranked are left out of every model, whatever setting they were measured in.
@@ -235,8 +233,6 @@ def transferred(
         Makes a model of cases.
     by : str
         The setting: an attribute of a case, such as ``"threads"``.
-    seed : int
-        Of the cases that are drawn of a setting.
     """
     found: dict[object, dict[str, list[Ranking]]] = {}
     for setting in dict.fromkeys(getattr(case, by) for case in cases):
@@ -249,7 +245,7 @@ def transferred(
             elsewhere = [case for case in cases if getattr(case, by) != setting and case.matrix not in names]
             if not elsewhere:
                 continue
-            models = {name: trainer(of) for name, of in _sets(elsewhere, others, np.random.default_rng(seed))}
+            models = {name: trainer(of) for name, of in _sets(elsewhere, others, np.random.default_rng(0))}
             for name, model in models.items():
                 ranked.setdefault(name, []).extend(ranking(model, case) for case in left_out)
     return {setting: ranked for setting, ranked in found.items() if ranked}
