@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
-from sparsetir.ir.rewriting import all_same, collect, mentions
+from sparsetir.ir.rewriting import all_same, collect, loads_of, mentions
 from sparsetir.ir.views import SWEEP
 from sparsetir.lower.annotations import CARRY, CHUNKS, PARALLEL_MARK, PREFETCH, STREAM, UNROLL, VECTOR
 from sparsetir.lower.target.initialization import keeps_old
@@ -136,7 +136,7 @@ def _width(body: tirx.Stmt) -> int:
 
 def _updates(store: tirx.BufferStore) -> bool:
     """Return whether the stored value depends on the element's old value and on no other element of the array."""
-    loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
+    loads = loads_of(store.value, store.buffer)
     return bool(loads) and all(all_same(list(x.indices), list(store.indices)) for x in loads)
 
 

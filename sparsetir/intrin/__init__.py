@@ -24,6 +24,7 @@ from tvm.ir import Range, Var
 from sparsetir.intrin import tiles
 from sparsetir.intrin.llvm_ir import BYTES, define, function_name
 from sparsetir.intrin.table import TABLE, Intrinsic, get
+from sparsetir.ir.views import cast
 
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 A_TILE, B_TILE, C_TILE = 1, 2, 0
@@ -42,7 +43,7 @@ def describe(unit: Intrinsic) -> tirx.PrimFunc:
         return [inner[name] for name in names if name in used] or [tirx.const(0, "int32")]
 
     left, right, out = tirx.BufferLoad(a, at("ipq")), tirx.BufferLoad(b, at("pjq")), tirx.BufferLoad(c, at("ij"))
-    term = _widened(left, unit.c) * _widened(right, unit.c)
+    term = cast(left, unit.c) * cast(right, unit.c)
     update = tirx.BufferStore(c, out + term, at("ij"))
     kinds = {"i": SPATIAL, "j": SPATIAL, "p": REDUCE, "q": REDUCE}
     bound = [tirx.IterVar(Range(0, used[name]), var, kinds[name]) for name, var in inner.items()]
@@ -86,10 +87,6 @@ def _operands(unit: Intrinsic, *, has_strides: bool) -> list[Any]:
             strides = [Var(f"{name}_stride", ir.PrimType("int32")), *inner, tirx.const(1, "int32")]
         out.append(tirx.decl_buffer(shape, dtype, name=name, strides=strides, offset_factor=1, layout=None))
     return out
-
-
-def _widened(value: ir.Expr, dtype: str) -> ir.Expr:
-    return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
 
 
 def _point(buffer: Any, indices: Sequence[ir.Expr]) -> tirx.BufferRegion:

@@ -12,7 +12,7 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
 from sparsetir.ir import dialect, sizes
-from sparsetir.ir.rewriting import collect, factors, is_element, mentions, same
+from sparsetir.ir.rewriting import collect, factors, is_element, loads_of, mentions, same
 from sparsetir.ir.views import INIT, STORED, Axis, Program, SparseBuffer, SpIter, accesses, is_sp_iter
 from sparsetir.ir.visitor import structural_walk
 
@@ -476,7 +476,7 @@ def _is_order_free(axis: Axis, program: Program, may_repeat: bool) -> bool:
         return False
     if len(buffers) != 1 or buffers[0].allocated or any(child.parent is axis for child in program.axes.values()):
         return False
-    loads = [x for x in collect(program.func.body, ir.TensorLoad) if x.source.same_as(buffers[0].view)]
+    loads = loads_of(program.func.body, buffers[0].view)
     return len(loads) == 1 and _sums_entries(program, axis, buffers[0])
 
 

@@ -55,6 +55,11 @@ def all_same(a: Sequence[ir.Expr], b: Sequence[ir.Expr]) -> bool:
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
+def loads_of(node: Any, buffer: Any) -> list[ir.TensorLoad]:
+    """Return the loads of a buffer below a node."""
+    return [x for x in collect(node, ir.TensorLoad) if x.source.same_as(buffer)]
+
+
 def without_zeros(index: ir.Expr) -> ir.Expr:
     """Return a subscript without terms that cancel out, by which TVM would divide where it flattens buffers."""
     if isinstance(index, (Var, tirx.IntImm)):

@@ -15,6 +15,7 @@ from tvm.ir import Call, Var
 from sparsetir.errors import VerifyError
 from sparsetir.ir import dialect
 from sparsetir.ir.effects import leaves, operand_coordinates
+from sparsetir.ir.rewriting import all_same
 from sparsetir.ir.views import REDUCE, SPARSE_ITER, Axis, Entry, Program, SparseBuffer, SpIter, cast, decode, label
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.utils.arguments import VALUE_DTYPES
@@ -266,13 +267,9 @@ def results_are_read_where_stored(facts: Facts) -> Iterator[Problem]:
                 message = f"{access.name} is read before its pattern is known: it lies over {_computed(buffer)[0].name}"
                 how = "which another program reads as an operand once this one has run"
                 yield _entry_problem(place, f"{message}, {how}", access.node)
-            elif not any(access.buffer.same_as(b) and _same(access.indices, i) for b, i in stored_elements):
+            elif not any(access.buffer.same_as(b) and all_same(access.indices, i) for b, i in stored_elements):
                 message = f"{access.name} is read at another element than the one that is stored"
                 yield _entry_problem(place, f"{message}: its pattern is being computed", access.node)
-
-
-def _same(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(tvm_ffi.structural_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def rows_come_first(facts: Facts) -> Iterator[Problem]:

@@ -27,6 +27,7 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 
 from sparsetir.interop.arrays import HALVES
+from sparsetir.ir.rewriting import all_same
 from sparsetir.relax.operators import OperatorArguments, constant, reshape
 from sparsetir.relax.programs import Epilogue, EpilogueOperand, NamedProgram
 
@@ -89,7 +90,7 @@ class EpilogueResult:
 
     def seen(self, shape: list[Any]) -> list[Any]:
         """Return the dimensions of an operand as the program has them."""
-        if _equal(shape, self.whole):
+        if all_same(shape, self.whole):
             return list(self.shape)
         while len(shape) > 1 and _is_one(shape[0]):
             shape = shape[1:]
@@ -129,7 +130,7 @@ class Writer:
 
     def _step(self, name: str, call: ir.Call, before: Any) -> str | None:
         shape = call.ty.shape
-        if not isinstance(shape, relax.ShapeExpr) or not _equal(shape.values, self.result.whole):
+        if not isinstance(shape, relax.ShapeExpr) or not all_same(shape.values, self.result.whole):
             return None
         if name == "relax.astype":
             return self._cast(str(call.attrs.dtype))
@@ -185,16 +186,12 @@ class Writer:
         shape, axes = [shape[n] for n in dims], tuple(axes[n] for n in dims)
         if not shape:  # a number, which programs have as an array of one
             shape, axes = [tirx.const(1, "int64")], (None,)
-        is_same = _equal(shape, type_.shape.values)
+        is_same = all_same(shape, type_.shape.values)
         self.operands.append(EpilogueOperand(arg if is_same else reshape(arg, shape), axes, self.dtype))
         return self._widened(f"{{{len(self.operands)}}}", self.dtype)
 
     def _widened(self, text: str, dtype: str) -> str:
         return text if dtype == self.wide else f'T.Cast("{self.wide}", {text})'
-
-
-def _equal(shape: Any, other: Any) -> bool:
-    return len(shape) == len(other) and all(tvm_ffi.structural_equal(a, b) for a, b in zip(shape, other, strict=True))
 
 
 def _is_one(size: Any) -> bool:

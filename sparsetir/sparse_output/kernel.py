@@ -19,6 +19,7 @@ from sparsetir import interop
 from sparsetir.codegen.cache import Compiled, write_one
 from sparsetir.codegen.export import export
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError, VerifyError
+from sparsetir.interop.arrays import begins
 from sparsetir.ir.rewriting import collect
 from sparsetir.ir.sizes import Size
 from sparsetir.ir.views import decode
@@ -53,7 +54,6 @@ from sparsetir.sparse_output.workspace import (
     merged_ranges,
     passed,
     popped,
-    running,
     shared_out,
     without_gaps,
 )
@@ -447,7 +447,7 @@ class SparseOutputKernel(Saved):
             self.run(
                 "symbolic", *call.split, length, *work.sizes, *work.marks, *work.masks, *work.segments(values=False)
             )
-        indptr = running(length)
+        indptr = begins(length)
         keys, values = self.entries(int(indptr[-1]), call.sizes)
         first = indptr[call.ranges[:-1]] if call.order is None else indptr[:-1]
         self.numeric(call, work, length, first, keys, values)
@@ -457,12 +457,12 @@ class SparseOutputKernel(Saved):
     def ordered_rows(self, call: Call) -> ResultPattern:
         """Write rows at upper bounds of their positions, then compact them."""
         work = self.stamps(call) if self.is_stamped else self.take(call)
-        first = running(cast("np.ndarray", call.bound))
+        first = begins(cast("np.ndarray", call.bound))
         room = self.room(int(first[-1]), call.sizes)
         ends = first[:-1].copy()
         self.numeric(call, work, ends, first[:-1], room[0], room[1:])
         self.give_back(work)
-        indptr = running(ends - first[:-1])
+        indptr = begins(ends - first[:-1])
         keys, values = self.entries(int(indptr[-1]), call.sizes)
         if len(keys):
             arrays = [a for pair in zip(room, [keys, *values], strict=True) for a in pair]
@@ -548,7 +548,7 @@ class SparseOutputKernel(Saved):
             sums = [count + 1 for count in sums]  # rows under a mask write one ahead
         if self.options.select:
             sums.append(LANES)  # bytes that are read behind the last row
-        room = running(np.array(sums, np.int64))
+        room = begins(np.array(sums, np.int64))
         return room[: len(parts)], int(room[-1])
 
     def selected(self, call: Call, top: int | None, least: Any) -> list[Any]:

@@ -280,13 +280,6 @@ def shared_out(cost: np.ndarray) -> np.ndarray:
     return ranges
 
 
-def running(length: np.ndarray) -> np.ndarray:
-    """Return 64-bit row pointers for the lengths of rows."""
-    indptr = np.zeros(len(length) + 1, np.int64)
-    np.cumsum(length, out=indptr[1:])
-    return indptr
-
-
 def full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray:
     """Allocate an array aligned to a cache line, as vector stores require for speed."""
     if value == 0 and math.copysign(1, value) > 0:
@@ -397,7 +390,6 @@ __all__ = [
     "moved",
     "passed",
     "popped",
-    "running",
     "shared_out",
     "tensor",
     "without_gaps",

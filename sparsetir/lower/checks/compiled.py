@@ -18,6 +18,7 @@ from sparsetir.ir.rewriting import (
     collect,
     conjunction,
     get,
+    loads_of,
     long,
     long_var,
     put,
@@ -133,8 +134,8 @@ def _find(func: tirx.PrimFunc) -> _Rows | None:
     rows = _outer_loop(func.body)
     if rows is None:
         return None
-    inner = [s for s in _statements(rows.body) if isinstance(s, tirx.For) and _reads(s, indices)]
-    if len(inner) != 1 or len(_reads(func.body, indices)) != len(_reads(inner[0].body, indices)):
+    inner = [s for s in _statements(rows.body) if isinstance(s, tirx.For) and loads_of(s, indices)]
+    if len(inner) != 1 or len(loads_of(func.body, indices)) != len(loads_of(inner[0].body, indices)):
         return None
     loops = _Rows(rows, inner[0], rows.loop_var, pointers, indices)
     return loops if _is_whole(loops) else None
@@ -163,10 +164,6 @@ def _outer_loop(body: tirx.Stmt) -> tirx.For | None:
     return loops[0] if loops[0].kind == SERIAL else None
 
 
-def _reads(node: Any, array: Var) -> list[ir.TensorLoad]:
-    return [x for x in collect(node, ir.TensorLoad) if x.source.same_as(array)]
-
-
 def _is_whole(loops: _Rows) -> bool:
     """Return whether the loops read all entries of all rows, and no others."""
     rows = loops.pointers.ty.shape[0] - const(1, str(loops.pointers.ty.shape[0].ty.dtype))
@@ -177,7 +174,7 @@ def _is_whole(loops: _Rows) -> bool:
     if loops.entries.kind != SERIAL or not same(simplify(loops.entries.extent), simplify(end - begin)):
         return False
     place = simplify(begin + loops.entries.loop_var)
-    return all(same(simplify(x.indices[0]), place) for x in _reads(loops.entries.body, loops.indices))
+    return all(same(simplify(x.indices[0]), place) for x in loads_of(loops.entries.body, loops.indices))
 
 
 # ---------------------------------------------------------------------------------------------- checks

@@ -36,7 +36,7 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import VerifyError
 from sparsetir.ir import dialect
-from sparsetir.ir.rewriting import all_same, collect, conjunction, mentions, same, substitute
+from sparsetir.ir.rewriting import all_same, collect, conjunction, loads_of, mentions, same, substitute
 from sparsetir.ir.views import REDUCE, SPATIAL, Axis, Entry, cast, const
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.annotations import INIT_MARK, ORDERED_MARK, SCRATCH, STRUCTURE
@@ -353,7 +353,7 @@ def old_value(body: tirx.Stmt, levels: list[NestLevel]) -> tirx.Stmt | None:
     reduced = [iv.var for level in leaf for iv in level.iter_vars if int(iv.iter_type) == REDUCE]
     if not isinstance(store, tirx.BufferStore) or not reduced or mentions(store.indices, reduced):
         return None
-    loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
+    loads = loads_of(store.value, store.buffer)
     if not loads or not all(all_same(list(x.indices), list(store.indices)) for x in loads):
         return None
     keep: tirx.Stmt = tirx.BufferStore(store.buffer, tirx.BufferLoad(store.buffer, store.indices), store.indices)

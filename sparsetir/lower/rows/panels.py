@@ -43,7 +43,7 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 from tvm.runtime import DataType
 
-from sparsetir.ir.rewriting import alloc, collect, mentions, same, seq, substitute
+from sparsetir.ir.rewriting import alloc, collect, loads_of, mentions, same, seq, substitute
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import CHUNKS, PANEL, PARALLEL_MARK, refused
@@ -164,7 +164,7 @@ def staged_results(columns: ColumnLoops) -> dict[Var, int]:
 def _is_staged(columns: ColumnLoops, buffer: Var, dimension: int) -> bool:
     rows, last = columns.rows, len(buffer.ty.shape) - 1
     stores = [s for s in collect(rows.body, tirx.BufferStore) if s.buffer.same_as(buffer)]
-    reads = [x for x in collect(rows.body, ir.TensorLoad) if x.source.same_as(buffer)]
+    reads = loads_of(rows.body, buffer)
     is_plain = isinstance(rows.min, tirx.IntImm) and int(rows.min) == 0
     if not is_plain or reads or len(stores) != 1 or dimension == last or _store_loop(columns, stores[0]) is None:
         return False

@@ -20,6 +20,7 @@ from sparsetir.ir.rewriting import (
     collect,
     conjuncts,
     get,
+    loads_of,
     mentions,
     put,
     renewed,
@@ -76,10 +77,6 @@ def _update(store: tirx.BufferStore) -> type | None:
     """Return the combiner of ``x[i] = x[i] + term``; None for stores of another form."""
     update = Update.of(store, tuple(NEUTRAL), either=True)
     return None if update is None else update.op
-
-
-def _loads(node: Any, buffer: Var) -> list[ir.TensorLoad]:
-    return [x for x in collect(node, ir.TensorLoad) if x.source.same_as(buffer)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +211,7 @@ class RowParts:
             counted = sum(s.buffer.same_as(buffer) for s in self.within)
             counted += sum(s.value.source.same_as(buffer) for s in self.copied)
             counted += sum(isinstance(s.value, ir.TensorLoad) and s.value.source.same_as(buffer) for s in self._taken())
-            if len(_loads(self.loop.body, buffer)) != counted:
+            if len(loads_of(self.loop.body, buffer)) != counted:
                 raise Unsplittable(f"{buffer.name} is used before the row ends")
 
     def _taken(self) -> list[tirx.BufferStore]:
@@ -224,7 +221,7 @@ class RowParts:
 
     def _result(self, buffer: Var) -> ReducedArray:
         stores = [s for s in (*self.within, *self.around) if s.buffer.same_as(buffer)]
-        touched = [list(s.indices) for s in stores] + [list(x.indices) for x in _loads(self.loop.body, buffer)]
+        touched = [list(s.indices) for s in stores] + [list(x.indices) for x in loads_of(self.loop.body, buffer)]
         at = [n for n, index in enumerate(touched[0]) if mentions(index, [self.row])]
         moving = [*defined_vars(self.loop.body), *self.inside]
         if len(at) != 1 or mentions(touched[0][at[0]], moving):

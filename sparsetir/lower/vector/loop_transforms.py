@@ -18,6 +18,7 @@ from sparsetir.ir.rewriting import (
     conjunction,
     conjuncts,
     is_number,
+    loads_of,
     mentions,
     moves_by_one,
     renewed,
@@ -80,7 +81,7 @@ def _update(body: tirx.Stmt) -> tirx.BufferStore | None:
     if len(stores) != 1 or collect(body, tirx.While) or collect(body, tirx.AllocBuffer):
         return None
     (store,) = stores
-    loads = [x for x in collect(body, ir.TensorLoad) if x.source.same_as(store.buffer)]
+    loads = loads_of(body, store.buffer)
     return store if Update.of(store) is not None and len(loads) == 1 else None
 
 
