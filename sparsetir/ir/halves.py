@@ -40,7 +40,6 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ArgumentError
-from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import all_same, collect, factors, mentions, seq, sequence, substitute
 from sparsetir.ir.rewriting import product as multiply
 from sparsetir.ir.views import (
@@ -49,6 +48,7 @@ from sparsetir.ir.views import (
     Entry,
     SparseBuffer,
     SpIter,
+    declare_buffer,
     decode,
     fresh_name,
     make_iteration,
@@ -168,9 +168,7 @@ def _half_buffer(name: str, axes: tuple[Axis, ...]) -> tuple[Var, list[tirx.Stmt
     default = tirx.const(0, HALF)
     shape = SparseBuffer(view, view, axes, default).storage_shape
     storage = tirx.decl_buffer(shape, HALF, f"{name}_data", **options)
-    bound = dialect.call("bind_axes", [view, default, *(a.var for a in axes)])
-    declared = [tirx.DeclBuffer(view, data=tirx.buffer_data(storage)), tirx.Evaluate(bound)]
-    return view, [tirx.AllocBuffer(storage), *declared]
+    return view, [tirx.AllocBuffer(storage), *declare_buffer(view, storage, default, axes)]
 
 
 def _split(buffer: SparseBuffer, names: set[str]) -> tuple[tuple[Var, Var], list[tirx.Stmt]]:

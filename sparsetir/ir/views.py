@@ -523,6 +523,12 @@ def make_iteration(
     return s_tir.SBlockRealize(values, tirx.const(True, "bool"), block)
 
 
+def declare_buffer(view: Var, storage: Var, default: ir.Expr, axes: Sequence[Axis]) -> list[tirx.Stmt]:
+    """Return the statements that give `storage` its axes."""
+    bound = dialect.call("bind_axes", [view, default, *(a.var for a in axes)])
+    return [tirx.DeclBuffer(view, data=tirx.buffer_data(storage)), tirx.Evaluate(bound)]
+
+
 def names_in(func: tirx.PrimFunc) -> set[str]:
     """Return the names of all variables and blocks of a function."""
     names: set[str] = set()

@@ -27,6 +27,7 @@ from sparsetir.ir.views import (
     SpIter,
     cast,
     const,
+    declare_buffer,
     decode_axis,
     fresh_name,
     is_sp_iter,
@@ -235,9 +236,8 @@ class Editor:
         dtype = str(storage.ty.dtype)
         shape, align = [a.length for a in axes], max(1, tvm_ffi.dtype(dtype).bits // 8)
         view = tirx.decl_buffer(shape, dtype, name=self.fresh(name), layout=None, data_alignment=align)
-        bound = dialect.call("bind_axes", [view, default, *(a.var for a in axes)])
         self.program.buffers[view] = SparseBuffer(view, storage, tuple(axes), default)
-        return view, [tirx.DeclBuffer(view, data=tirx.buffer_data(storage)), tirx.Evaluate(bound)]
+        return view, declare_buffer(view, storage, default, axes)
 
     def view(self, buffer: SparseBuffer, name: str, axes: Sequence[Axis]) -> Var:
         """Return another view of the storage of `buffer`, over other axes with the same positions.

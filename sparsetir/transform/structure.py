@@ -16,7 +16,7 @@ from sparsetir.ir import dialect
 from sparsetir.ir.effects import analyse
 from sparsetir.ir.rewriting import collect, seq, substitute
 from sparsetir.ir.rules import Facts
-from sparsetir.ir.views import Axis, Program, SparseBuffer, cast, const, decode_axis
+from sparsetir.ir.views import Axis, Program, SparseBuffer, cast, const, declare_buffer, decode_axis
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.utils.caches import cached_property
 
@@ -171,12 +171,6 @@ def _binding(rule: FormatRewriteRule, var: Var) -> ir.Expr:
     on_bind = lambda b: values.append(b.value) if b.var.same_as(var) else None  # noqa: E731
     structural_walk(rule.description, (tirx.Bind, on_bind))
     return values[0]
-
-
-def declare_buffer(view: Var, storage: Var, default: ir.Expr, axes: tuple[Axis, ...]) -> list[tirx.Stmt]:
-    """Return the statements that give `storage` its axes."""
-    bound = dialect.call("bind_axes", [view, default, *(a.var for a in axes)])
-    return [tirx.DeclBuffer(view, data=tirx.buffer_data(storage)), tirx.Evaluate(bound)]
 
 
 def make_buffer(old: SparseBuffer, axes: tuple[Axis, ...], rename: Rename) -> tuple[SparseBuffer, list[tirx.Stmt]]:
@@ -351,7 +345,6 @@ __all__ = [
     "BufferStructure",
     "NewPiece",
     "Spliced",
-    "declare_buffer",
     "declares",
     "make_buffer",
     "names_of",
