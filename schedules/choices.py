@@ -72,10 +72,6 @@ class Choices:
         feat : int, optional
             Length of an output row: of the tiles that cover all of it, only the smallest is tried.
 
-        Returns
-        -------
-        dict of str to tuple of int
-
         Examples
         --------
         >>> Choices.space(threads=2, feat=32)["tile"]

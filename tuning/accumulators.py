@@ -103,14 +103,7 @@ def refuse_others(searched: Mapping[str, Any], apart: Mapping[str, Any], compare
 
 
 class Trials:
-    """Timer of candidates on one call.
-
-    Parameters
-    ----------
-    program : PrimFunc or IRModule with one PrimFunc
-    inputs : mapping of str to array
-    target : Target, str or dict, optional
-    """
+    """Timer of candidates on one call."""
 
     def __init__(self, program: Any, inputs: Mapping[str, Any], target: Any = None) -> None:
         self.func, self.target = single(program), target

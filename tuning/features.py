@@ -501,13 +501,7 @@ EPSILON = 1e-12  # seconds that are nothing
 
 
 class OnProfile:
-    """The predicted seconds of candidates of one workload on the machine's profile.
-
-    Parameters
-    ----------
-    operands : Operands
-    structure : MatrixFacts
-    """
+    """The predicted seconds of candidates of one workload on the machine's profile."""
 
     def __init__(self, operands: Operands, structure: MatrixFacts) -> None:
         self.operands, self.structure, self.machine = operands, structure, operands.machine

@@ -395,14 +395,7 @@ def tune_many(
 
 
 class Many:
-    """The searches of several tasks.
-
-    Parameters
-    ----------
-    records : Database
-    policy : str
-    patience : int
-    """
+    """The searches of several tasks."""
 
     def __init__(self, records: Database, policy: str, patience: int) -> None:
         self.records, self.policy, self.patience = records, POLICIES[policy], patience

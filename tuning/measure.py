@@ -28,14 +28,7 @@ BEHIND = 1.15  # times the fastest of a round: a case that is so slow in each of
 
 @dataclass(frozen=True)
 class MeasurementPlace:
-    """Where something is measured: the part of a record's key that a worker of another machine says.
-
-    Parameters
-    ----------
-    machine : str
-    threads : int
-    target, versions : str
-    """
+    """Where something is measured: the part of a record's key that a worker of another machine says."""
 
     machine: str
     threads: int

@@ -293,12 +293,7 @@ def _targets(labels: np.ndarray, cases: np.ndarray, objective: str) -> np.ndarra
 
 
 class RandomModel:
-    """Scores drawn at random.
-
-    Parameters
-    ----------
-    seed : int
-    """
+    """Scores drawn at random."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)

@@ -78,12 +78,6 @@ def predict(work: Pass, rates: ClusterRates, machines: int) -> dict[str, float]:
     Reading and multiplying overlap, so the longer one counts. An operand goes to every machine by a tree, and sums over
     rows, which are as large, come back by one. The scheduler hands out tasks one after the other.
 
-    Parameters
-    ----------
-    work : Pass
-    rates : ClusterRates
-    machines : int
-
     Examples
     --------
     >>> work = Pass(columns=10**6, nnz=10**11, width=64, blocks=20_000)

@@ -99,10 +99,6 @@ def work_of(op: str, inputs: Mapping[str, Any]) -> OperationWork:
     op : {"spmm", "spmv", "sddmm", "mttkrp"}
     inputs : mapping of str to array
         As of `sparsetir.workloads.inputs.make_case`: the sparse operand first.
-
-    Returns
-    -------
-    OperationWork
     """
     if op not in WORK:
         raise ArgumentError(f"bounds are known for {', '.join(WORK)}; found {shown(op)}")
@@ -194,10 +190,6 @@ def t_fair(matrix: Any, op: str, N: int, profile: MachineProfile, *, threads: in
     profile : MachineProfile
     threads : int
         Cores that share the work evenly, each at the rates of one.
-
-    Returns
-    -------
-    TimeBound
 
     Raises
     ------

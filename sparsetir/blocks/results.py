@@ -226,12 +226,7 @@ class ZarrResult(FileResult):
 
 
 class WriteBehind:
-    """Writes a part of a result on a thread, while the next one is computed; a result in memory needs none.
-
-    Parameters
-    ----------
-    result : FileResult or MemoryResult
-    """
+    """Writes a part of a result on a thread, while the next one is computed; a result in memory needs none."""
 
     def __init__(self, result: Any) -> None:
         self.result = result

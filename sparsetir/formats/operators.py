@@ -426,12 +426,7 @@ SIDE = 64  # cells of the drawing's longer side
 
 
 def html(tensor: Any) -> str:
-    """Return the tensor as HTML.
-
-    Parameters
-    ----------
-    tensor : SparseTensor
-    """
+    """Return the tensor as HTML."""
     shape = " x ".join(map(str, tensor.shape)) or "1"
     facts = {
         "shape": shape,

@@ -97,10 +97,6 @@ def store(
     is_sound : callable
         Validates index arrays before `check_level` searches them for a fault: another one with the same parameters.
 
-    Returns
-    -------
-    StoredArgument
-
     Raises
     ------
     ArgumentTypeError

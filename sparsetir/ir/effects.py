@@ -575,11 +575,6 @@ def share_of_new(indices: np.ndarray, window: int) -> float:
 def has_longer_row(indptr: np.ndarray, length: int) -> bool:
     """Return whether a row has more than `length` entries: it contains one of the entries `length`, 2 `length`, ...
 
-    Parameters
-    ----------
-    indptr : ndarray
-    length : int
-
     Examples
     --------
     >>> indptr = np.array([0, 2, 7, 8])

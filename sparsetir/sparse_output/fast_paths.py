@@ -129,12 +129,7 @@ def matrix(signature: Signature, buffer: SparseBuffer) -> MatrixParams | None:
 
 
 class CompressedRows:
-    """Binder of calls whose sparse arguments are scipy's compressed rows, in the types of the program.
-
-    Parameters
-    ----------
-    signature : Signature
-    """
+    """Binder of calls whose sparse arguments are scipy's compressed rows, in the types of the program."""
 
     def __init__(self, signature: Signature) -> None:
         matrices = {name: matrix(signature, buffer) for name, buffer in signature.buffers.items()}

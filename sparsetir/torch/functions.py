@@ -186,13 +186,7 @@ class GraphOrientations:
 
 @dataclass(frozen=True, eq=False)
 class PreciseRows:
-    """Rows for products in a precision of float32.
-
-    Parameters
-    ----------
-    plain : GraphRows
-    precision : str
-    """
+    """Rows for products in a precision of float32."""
 
     plain: GraphRows
     precision: str

@@ -551,14 +551,7 @@ def call_with(model: nn.Module, batch: Any) -> Any:
 
 
 def decide(layer: Any, inputs: Inputs, options: SparsifyOptions) -> Decision:
-    """Return the fastest way of a linear layer or convolution whose error is tolerable.
-
-    Parameters
-    ----------
-    layer : Module
-    inputs : Inputs
-    options : SparsifyOptions
-    """
+    """Return the fastest way of a linear layer or convolution whose error is tolerable."""
     weight = effective(layer)
     nonzeros, size = int(torch.count_nonzero(weight)), weight.numel()
     stays = _objection(layer, weight, inputs, options)
@@ -701,12 +694,7 @@ LINEAR = (functional.linear, torch.ops.aten.linear.default)
 
 
 class ChosenLinear(nn.Module):
-    """``torch.nn.functional.linear`` with a weight that is constant, for calls without gradients.
-
-    Parameters
-    ----------
-    options : SparsifyOptions
-    """
+    """``torch.nn.functional.linear`` with a weight that is constant, for calls without gradients."""
 
     def __init__(self, options: SparsifyOptions) -> None:
         super().__init__()

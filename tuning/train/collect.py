@@ -162,13 +162,7 @@ def explore(session: Session, search: CandidateSource, budget: Budget, records: 
 
 @dataclass
 class Again:
-    """Source of given candidates, with the interface of a search.
-
-    Parameters
-    ----------
-    waiting : list of Candidate
-    seed : int
-    """
+    """Source of given candidates, with the interface of a search."""
 
     waiting: list[Candidate]
     seed: int

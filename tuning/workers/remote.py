@@ -165,14 +165,7 @@ def load_average() -> float | None:
 
 
 class EvaluatorWorker:
-    """One evaluator of a worker, in a process of its own where that can be.
-
-    Parameters
-    ----------
-    payload : bytes
-    timeout : float
-    threads : int
-    """
+    """One evaluator of a worker, in a process of its own where that can be."""
 
     def __init__(self, payload: bytes, timeout: float, threads: int) -> None:
         self.timeout, self.is_open = timeout, True
