@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = run_table(words[1], words[2:])
         else:
             args = parser().parse_args(words)
+            check_files(args)
             status = args.run(args)
         sys.stdout.flush()
     except SystemExit as stop:
@@ -78,6 +79,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     return status
+
+
+def check_files(args: argparse.Namespace) -> None:
+    """Raise for files that cannot be written, before anything is measured for them."""
+    for option in ("json", "markdown", "plot"):
+        path = getattr(args, option, None)
+        if path is None or str(path) == "-":
+            continue
+        if Path(path).is_dir():
+            raise ArgumentError(f"--{option}: expected a file, got the folder {path}. Name a file in it.")
+        if option == "plot":
+            from sparsetir.workloads.plot import check_picture
+
+            check_picture(path)
 
 
 def run_table(name: str, options: Sequence[str]) -> int:
@@ -598,13 +613,10 @@ def run_bench(args: argparse.Namespace) -> int:
     """``sparsetir bench``."""
     from sparsetir.bench.measure import MeasurementPlan, parse_products
     from sparsetir.bench.report import run
-    from sparsetir.utils import packages
     from sparsetir.workloads import inputs
 
     if args.points is not None:
         return run_judge(args.points, args.train)
-    if args.plot:
-        packages.require("matplotlib.figure", extra="plot", purpose="--plot")
     products = parse_products(args.ops)
     paths = [*args.files, *(inputs.find_files(args.data) if args.data else [])]
     sources = [*inputs.from_files(paths), *(inputs.from_suite(args.suite, args.size) if args.suite else [])]
@@ -657,10 +669,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
     """``sparsetir calibrate``."""
     from sparsetir.bench.roofline import draw_profile
     from sparsetir.codegen.calibration import calibrate
-    from sparsetir.utils import packages
 
-    if args.plot:
-        packages.require("matplotlib.figure", extra="plot", purpose="--plot")
     print(f"measuring for {args.seconds:g} s", file=sys.stderr)
     profile = calibrate(seconds=args.seconds)
     if args.json != "-":

@@ -45,13 +45,26 @@ def new_figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def save(figure: Any, path: str | Path) -> Path:
-    """Write the figure in the format of the file's suffix."""
+def check_picture(path: str | Path) -> Path:
+    """Return the path of a picture.
+
+    Raises
+    ------
+    ArgumentError
+        No format of pictures has its suffix.
+    """
     target = as_path(path, "path", "the path of a picture")
-    suffixes = sorted(figure.canvas.get_supported_filetypes())
+    canvas = require("matplotlib.backend_bases", extra="plot", purpose="drawing").FigureCanvasBase
+    suffixes = sorted(canvas.get_supported_filetypes())
     if target.suffix.removeprefix(".").lower() not in suffixes:
         fault = f"expected a name that ends in .png or another format of pictures, got {shown(str(target))}"
         raise ArgumentError(f"path: {fault}. Choose one of {', '.join(suffixes)}.")
+    return target
+
+
+def save(figure: Any, path: str | Path) -> Path:
+    """Write the figure in the format of the file's suffix."""
+    target = check_picture(path)
     with writing_file(target, makes_folder=True) as partial:
         figure.savefig(partial, dpi=120, bbox_inches="tight")
     return target

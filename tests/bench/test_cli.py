@@ -452,6 +452,10 @@ def test_in_a_process_of_its_own(program: Path) -> None:
     {
         "formats small.mtx --plot picture": "path: expected a name that ends in .png",
         "formats small.mtx --plot picture.nothing": "path: expected a name that ends in .png",
+        "bench small.mtx --plot picture.nothing": "path: expected a name that ends in .png",
+        "calibrate --seconds 600 --plot picture.nothing": "path: expected a name that ends in .png",
+        "calibrate --seconds 600 --json .": "--json: expected a file, got the folder .",
+        "bench small.mtx --markdown .": "--markdown: expected a file, got the folder .",
         "spmm blocks --dense two.npz --out C.npy": "--dense: expected a file of one array",
         "tune small.mtx --op spmm --trials 1 --feat 99999999999999999999": "feat: expected dense operands within",
         "tune small.mtx --op spmm --seed -1": "expected a number that is not negative",
