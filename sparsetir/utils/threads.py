@@ -8,6 +8,7 @@ import ctypes
 import os
 import sys
 import threading
+import warnings
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
 # that: it keeps cores from others for a tenth of a second, and on a busy machine a process takes minutes to end.
 SPINS = "3000"
 MAX_THREADS = 1 << 16
+MAX_POOL = 4096  # TVM ends the process when the system cannot start a thread of its pool
 
 _state = {"threads": 0, "copied": 0}
 
@@ -33,6 +35,10 @@ def _prepare() -> None:
     cores sleep at once: waiting, they would take the cores from each other.
     """
     count = os.environ.setdefault("TVM_NUM_THREADS", str(CORES))
+    if count.isdecimal() and int(count) > MAX_POOL:
+        message = f"TVM_NUM_THREADS: expected at most {MAX_POOL}, got {count}. {CORES} are used, one for each core."
+        warnings.warn(message, stacklevel=2)
+        count = os.environ["TVM_NUM_THREADS"] = str(CORES)
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault(SPIN_VARIABLE, "0" if count.isdecimal() and int(count) > CORES else SPINS)
 

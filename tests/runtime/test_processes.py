@@ -25,6 +25,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.runtime.signature import checks_are_on
 from sparsetir.script import parser
 from sparsetir.tuning.workers.local import Process
+from sparsetir.utils.machine import CORES
 
 pytestmark = pytest.mark.slow
 
@@ -317,6 +318,19 @@ def test_unchecked_is_of_one_thread_and_ends_with_its_block() -> None:
         "behind the second block": True,
     }
     assert checks_are_on()
+
+
+def test_more_threads_than_a_system_starts_are_not_asked_for() -> None:
+    code = """
+import numpy as np, scipy.sparse as sp, sparsetir
+A = sp.eye_array(20_000, format="csr", dtype="float32")
+print(sparsetir.matmul(A, np.ones((20_000, 8), "float32")).sum(), sparsetir.get_num_threads())
+"""
+    command, environment = [sys.executable, "-c", code], {**os.environ, "TVM_NUM_THREADS": "99999"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["160000.0", str(CORES)]
+    assert "TVM_NUM_THREADS: expected at most 4096, got 99999" in done.stderr
 
 
 def test_threads_beyond_the_cores_do_not_wait_awake() -> None:
