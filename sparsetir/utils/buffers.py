@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -80,18 +81,22 @@ def _large(nbytes: int, shape: tuple[int, ...]) -> _Memory:
         raise MemoryLimitError(f"an array of shape {shape} takes {readable(nbytes)}, which are not free") from None
 
 
+# The address of memory that can be written to, without the objects that numpy's own ways make.
+_byte: Any = ctypes.c_char.from_buffer
+_address = ctypes.addressof
+
+
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return an array with whatever the memory holds; views of it hold it, as they hold one of `numpy.empty`."""
     nbytes = math.prod(shape) * dtype.itemsize  # called so often for small arrays that a function more counts
     memory = np.ndarray.__new__(_Memory, nbytes + LINE, np.uint8) if nbytes < CHECKED_BYTES else _large(nbytes, shape)
-    # `ctypes.data` has the same address, and takes longer.
-    return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % LINE)
+    return np.ndarray(shape, dtype, memory, -_address(_byte(memory)) % LINE)
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return an array of zeros; of a large one, the system makes a page when it is first used."""
     memory = np.zeros(math.prod(shape) * dtype.itemsize + LINE, np.uint8).view(_Memory)
-    return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % LINE)
+    return np.ndarray(shape, dtype, memory, -_address(_byte(memory)) % LINE)
 
 
 # Reuse of output buffers that the caller no longer references.
@@ -113,7 +118,7 @@ def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return aligned memory whose views of numpy's own class are held by their views."""
     nbytes = math.prod(shape) * dtype.itemsize
     root = np.ndarray.__new__(_Memory, nbytes + LINE, np.uint8) if nbytes < CHECKED_BYTES else _large(nbytes, shape)
-    return np.ndarray.__new__(_Memory, shape, dtype, root, -root.__array_interface__["data"][0] % LINE)
+    return np.ndarray.__new__(_Memory, shape, dtype, root, -_address(_byte(root)) % LINE)
 
 
 class OutputPool:
