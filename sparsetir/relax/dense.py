@@ -183,6 +183,8 @@ def _right_of(call: ir.Call, value_of: Callable[[Any], Any]) -> Any:
 
 def _are_pairs(call: ir.Call) -> bool:
     """Return whether a product is one of each matrix of a batch with its own, of known columns."""
+    if min(arg.ty.ndim for arg in call.args) < 2:
+        return False
     (*lead, _, n), (*other, _, feat) = (arg.ty.shape.values for arg in call.args)
     is_batch = min(len(lead), len(other)) > 0 and len(lead) == len(other)
     return is_batch and all(map(same, lead, other)) and known([n, feat])

@@ -296,7 +296,17 @@ def test_gradients_of_rows_that_are_taken(name: str) -> None:
 
 
 def test_every_dense_gradient_is_compared() -> None:
-    assert {*DENSE, "nn.layer_norm", "nn.rms_norm", "nn.group_norm"} == set(gradients.DENSE_GRADIENTS)
+    others = {"nn.layer_norm", "nn.rms_norm", "nn.group_norm", "grad.no_grad"}
+    assert {*DENSE, *others} == set(gradients.DENSE_GRADIENTS)
+
+
+def test_gradients_end_where_a_program_says_so() -> None:
+    x = np.array([0.5, -2.0, 3.0])
+    mod = summed(lambda x: x * op.grad.no_grad(x * x), {"x": x}, set())
+    both = relax.transform.Gradient("main")(mod)
+    vm = relax.VirtualMachine(srelax.build(both), tvm.cpu())
+    (found,) = vm["main_adjoint"](tvm.runtime.tensor(x))[1]
+    np.testing.assert_allclose(found.numpy(), 3 * x**2 * np.cos(3 * x**3), rtol=1e-5)
 
 
 def test_the_gradient_of_relu_at_zero_is_zero() -> None:
