@@ -396,7 +396,10 @@ def gathers(program: Program) -> list[Gather]:
 
 
 def initial_values(program: Program) -> Starts | None:
-    """Return the initial values of a program's reductions; None unless it is one iteration that starts from numbers."""
+    """Return the initial values of a program's reductions.
+
+    None unless the program is nothing but one iteration, which starts from numbers.
+    """
     iteration = program.iterations[0] if len(program.iterations) == 1 else None
     if iteration is None or iteration.block.init is None:
         return None
@@ -408,7 +411,10 @@ def initial_values(program: Program) -> Starts | None:
         if buffer is None or not isinstance(store.value, (tirx.FloatImm, tirx.IntImm)):
             return None
         values[str(buffer.storage.name)] = store.value.value
-    written = [program.buffers.get(store.buffer) for store in collect(iteration.block.body, tirx.BufferStore)]
+    stores = collect(iteration.block.body, tirx.BufferStore)
+    if len(stores) + len(values) != len(collect(program.func.body, tirx.BufferStore)):
+        return None  # there are other loops
+    written = [program.buffers.get(store.buffer) for store in stores]
     is_known = {None if buffer is None else str(buffer.storage.name) for buffer in written} == set(values)
     return Starts(indices, values) if indices and is_known else None
 

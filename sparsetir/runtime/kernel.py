@@ -225,16 +225,15 @@ class Kernel(Saved):
         arrays = [] if starts is None else [args.arrays.get(name) for name in starts.indices]
         if starts is None or not any(array is not None and not array.size for array in arrays):
             return None
-        if not self.signature.effects.covered.issuperset(starts.values):
+        halves = any(self.signature.by_name[name].dtype == "bfloat16" for name in starts.values)  # unknown to DLPack
+        if halves or not self.signature.effects.covered.issuperset(starts.values):
             return None
         places = [(place, starts.values[p.name]) for place, p in enumerate(params) if p.name in starts.values]
 
         def fill(*ready: Any) -> None:
-            if not all(type(ready[place]) is np.ndarray for place, _ in places):
-                self.function(*ready)  # of arrays that numpy does not have, such as halves
-                return
             for place, value in places:
-                ready[place].fill(value)
+                result = ready[place]
+                (result if type(result) is np.ndarray else np.from_dlpack(result)).fill(value)
 
         return fill
 

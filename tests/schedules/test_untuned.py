@@ -357,12 +357,40 @@ def test_results_without_entries_are_initial_values(dtype: str, is_bound: bool, 
     for A in (empty := sp.csr_array(shape), full, empty):
         arrays = {"a": A.data.astype(numbers), "indptr": A.indptr, "indices": A.indices}
         call = kernel.bind(**arrays) if is_bound else partial(kernel, **arrays)
+        filling = kernel.filling(kernel.prepare({**arrays, "x": np.zeros(shape[1], numbers)}))
+        assert (filling is not None) == (not A.nnz and dtype != "bfloat16")
         for value in (3, np.inf) if dtype != "int8" and not A.nnz else (3,):
             x = np.full(shape[1], value).astype(numbers)
             for _ in range(3):
                 out = {"y": np.full(shape[0], 7).astype(numbers)} if passed else {}
                 expected = A @ np.full(shape[1], 3.0)
                 np.testing.assert_array_equal(call(x=x, **out).astype(np.float64), expected)
+
+
+@T.prim_func
+def with_other_loops(a: T.handle, y: T.handle, z: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32,
+                     nnz: T.int32):  # fmt: skip
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    Z = T.match_sparse_buffer(z, (I,), "float32")
+    for k in range(m):
+        Z[k] = Z[k] + T.float32(1)
+    with T.sp_iter([I, J], "SR", "rows") as [i, j]:
+        with T.init():
+            Y[i] = T.float32(0)
+        Y[i] = Y[i] + A[i, j]
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_other_loops_run_without_entries(is_bound: bool) -> None:
+    kernel, A = sparsetir.build(with_other_loops), sp.csr_array((30, 7), dtype="float32")
+    Z = np.zeros(30, np.float32)
+    call = kernel.bind(A=A) if is_bound else partial(kernel, A=A)
+    for number in range(1, 41):
+        call(Z=Z)
+        np.testing.assert_array_equal(Z, number)
 
 
 def test_maxima_without_entries_are_the_least_number() -> None:
