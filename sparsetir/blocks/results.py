@@ -356,9 +356,12 @@ def check_path(path: Any) -> Path:
 
 def check_apart(path: Path, operand: Any) -> None:
     """Raise if a result would replace the file that an operand is read from."""
-    file = getattr(operand, "filename", None)
-    if file is not None and path.exists() and path.samefile(file):
-        raise ArgumentError(f"out: expected another file than the dense operand's, got {path}. Choose another name.")
+    while operand is not None:
+        file = getattr(operand, "filename", None)
+        if file is not None and path.exists() and Path(file).exists() and path.samefile(file):
+            fault = f"expected another file than the dense operand's, got {path}"
+            raise ArgumentError(f"out: {fault}. Choose another name.")
+        operand = getattr(operand, "base", None)
 
 
 def sync_folder(folder: Path) -> None:

@@ -278,7 +278,7 @@ def calibrate(*, seconds: float = SECONDS) -> MachineProfile:
     ----------
     seconds : float
         Time for it. All loops are measured again and again while it lasts, at least once, and the fastest of each
-        counts: other work on the machine only makes rates lower.
+        counts: other work on the machine only makes rates lower. Of waking a thread the median counts.
 
     Raises
     ------

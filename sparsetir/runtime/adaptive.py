@@ -213,7 +213,8 @@ class _CountedRun:
         result = self.run(arguments)
         seconds = time.perf_counter() - start
         self.each = self.left = TIMED_SHORT if seconds < SHORT_CALL else 1
-        adaptive._count(arguments, calls * seconds, calls)
+        # Calls that were not timed were short, whatever delayed this one.
+        adaptive._count(arguments, seconds + (calls - 1) * min(seconds, SHORT_CALL), calls)
         return result
 
 

@@ -193,12 +193,14 @@ class Kernel(Saved):
             return None, 0
         if (filling := self.filling(args)) is not None:
             return lambda: filling, 0
-        changes, narrow = self.suitable(args), defaults.narrow_sizes(self.usage, args.arrays)
+        is_small = self.is_small(args)
+        changes = self.suitable(args, is_small=is_small)
+        narrow = defaults.narrow_sizes(self.usage, args.arrays)
         registers, written = Registers.of(self.target), self.signature.effects.written
         copied = defaults.unaligned_operand(self.usage, args.arrays, registers, written)
         if not changes and not narrow and copied is None:
             return None, 0
-        is_hot = self.is_small(args) or (narrow and not changes and not is_bound)
+        is_hot = is_small or (narrow and not changes and not is_bound)
         changes = {**defaults.narrow_tile(self.usage, args.arrays), **changes}
         after = HOT_CALLS if is_hot else 0 if is_bound else FEW_CALLS
 
@@ -250,10 +252,10 @@ class Kernel(Saved):
             changes["chunks"] = 0  # without a parallel loop, in which there are no checks
         return variant_with_checks(self.compiled, defaults.narrow_sizes(self.usage, args.arrays) or None, **changes)
 
-    def suitable(self, args: Arguments) -> dict[str, int]:
+    def suitable(self, args: Arguments, *, is_small: bool | None = None) -> dict[str, int]:
         """Return the choices that suit these arguments better than the usual ones."""
         written = [args.arrays[name] for name in self.signature.effects.written]
-        is_small = self.is_small(args)
+        is_small = self.is_small(args) if is_small is None else is_small
         tile = self.compiled.usual_choices.tile
         find = partial(defaults.changes, is_small=is_small, profile=_profile, own_sums=OwnSums.of(self.target))
         found = find(self.usage, args.arrays, written, tile=tile)

@@ -25,13 +25,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
-    if options.is_module and not _is_module(options.script):
-        parser.error(f"there is no module {options.script}")
     if not options.is_module and not Path(options.script).exists():
         parser.error(f"there is no file {options.script}")
     if options.threads is not None and options.threads < 1:
         parser.error(f"argument --threads: expected an integer of at least 1, got {options.threads}")
     sys.argv = [options.script, *options.arguments]
+    if options.is_module and not _is_module(options.script):
+        parser.error(f"there is no module {options.script}")
     with accelerate(threads=options.threads, wait=options.wait) as acceleration:
         try:
             if options.is_module:  # the first folder of the search path is the current one already
@@ -48,7 +48,11 @@ def _is_module(name: str) -> bool:
     """Return whether Python finds a module; the packages that it stands in are imported."""
     try:
         return find_spec(name) is not None
-    except (ModuleNotFoundError, ValueError):  # of a package, and of names such as "." and "__main__"
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return False
+        raise  # a package imports something else that does not exist
+    except (ImportError, ValueError):  # of names such as "." and "__main__"
         return False
 
 

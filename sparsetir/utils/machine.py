@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -309,9 +310,17 @@ class MachineProfile:
             profile.row_bytes
         ):
             raise ValueError("a table of gathered rows of another shape")
+        if not all(map(_is_rising, (profile.row_bytes, profile.working_sets, profile.prefetch))):
+            raise ValueError("measured rows, working sets or distances that are not in order")
+        if min(profile.row_bytes[0], profile.working_sets[0]) < 1 or profile.prefetch[0] < 0:
+            raise ValueError("sizes that are not positive")
         if not all(0 < cost < math.inf for curve in profile.gather for at in curve for cost in at):
             raise ValueError("times that are not positive and finite")
         return profile
+
+
+def _is_rising(numbers: tuple[int, ...]) -> bool:
+    return bool(numbers) and all(first < second for first, second in pairwise(numbers))
 
 
 def _rounded(value: Any) -> Any:

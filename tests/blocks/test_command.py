@@ -12,6 +12,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir.cli import DONE, WRONG_USE, main
+from sparsetir.errors import ArgumentError
 from tests.quick_code import quick_code
 
 
@@ -64,3 +65,12 @@ def test_wrong_use_is_a_sentence(arguments: list[str], message: str, capsys: pyt
     assert message in capsys.readouterr().err
     assert not Path("C.npy").exists()
     assert np.load("B.npy").shape == (40, 3)
+
+
+def test_an_operand_is_not_replaced_while_it_is_read() -> None:
+    A = sparsetir.open_blocks("A")
+    B = np.load("B.npy", mmap_mode="r")
+    for view in (B, np.asarray(B), B[:, :2]):
+        with pytest.raises(ArgumentError, match="expected another file than the dense operand's"):
+            A.spmm(view, out="B.npy")
+    assert A.spmm(B, out="C.npy").exists()

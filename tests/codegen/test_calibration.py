@@ -145,7 +145,9 @@ BAD_NUMBERS = (None, "x", np.nan, np.inf, -1.0, [], {})
     "change",
     [
         *({"format": 0}, {"gather": [[[1.0]]]}, {"unknown": 1}, {"fma": {}}, {"fma": {"x": 1.0}}),
-        *({"working_sets": [np.inf]}, {"prefetch": [None]}),
+        *({"working_sets": [np.inf]}, {"prefetch": [None]}, {"row_bytes": [0] * 5}, {"row_bytes": [-1, 1, 2, 3, 4]}),
+        {"prefetch": [], "gather": [[[]] * 14] * 5},
+        {"row_bytes": [512, 256, 128, 64, 32]},
         *({name: bad} for name in ("wake", "scalar_load", "store", "noise", "fma", "dots", "row_bytes", "private")
           for bad in BAD_NUMBERS if (name, bad) != ("dots", {})),
     ],

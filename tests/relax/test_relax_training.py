@@ -431,7 +431,6 @@ def test_batch_norm_in_relax(options: dict[str, Any]) -> None:
         np.testing.assert_allclose(step.state[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 class Parts(torch.nn.Module):
     """Two layers, one of which is tied, detached, computed without gradients, or not used at all."""
 
@@ -447,6 +446,14 @@ class Parts(torch.nn.Module):
         x = self.embed(words).mean(1)
         if self.how == "detached":
             x = self.first(x).detach() + x
+        elif self.how == "detached in place":
+            h = self.first(x)
+            h.detach_()
+            x = h + x
+        elif self.how == "slices":
+            x = torch.relu(self.first(x)[:, :][...]) + torch.ops.aten.alias(x)
+        elif self.how == "mask":
+            x = x * (self.first(x) > 0).float() + torch.where(self.first(x) > 1, x, 0.0)
         elif self.how == "no_grad":
             with torch.no_grad():
                 h = torch.relu(self.first(x))
@@ -458,7 +465,11 @@ class Parts(torch.nn.Module):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("how", ["usual", "tied", "padding", "detached", "no_grad", "unused"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    ["usual", "tied", "padding", "detached", "detached in place", "slices", "mask", "no_grad", "unused"],
+)
 def test_parameters_that_torch_leaves_are_left(how: str, optimizer: str) -> None:
     """Gradients end where they do in torch, and weight decay shrinks nothing that has none."""
     torch.manual_seed(0)
@@ -480,6 +491,25 @@ def test_parameters_that_torch_leaves_are_left(how: str, optimizer: str) -> None
         np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4)
 
 
+def test_changes_in_place_without_gradients_are_refused() -> None:
+    class Scaled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            with torch.no_grad():
+                y.view(-1).mul_(2)
+            return y
+
+    with pytest.raises(ArgumentError, match="changes a tensor in place"):
+        srelax.train_step(Scaled(3, 3), "mse", "sgd", example_args=(torch.ones(2, 3),))
+
+
+def test_tied_parameters_are_frozen_by_either_name() -> None:
+    model, words = Parts("tied"), torch.ones(2, 4, dtype=torch.int64)
+    for name in ("first.weight", "second.weight"):
+        step = srelax.train_step(model, "mse", "sgd", example_args=(words,), frozen=[name])
+        assert {"first.weight", "second.weight"}.isdisjoint(step.params)
+
+
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
 def test_learning_rates_are_numbers_that_are_not_negative(rate: float) -> None:
     model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
@@ -492,6 +522,7 @@ def test_learning_rates_are_numbers_that_are_not_negative(rate: float) -> None:
     assert step.lr == 0.5
 
 
+@pytest.mark.slow
 def test_models_of_torch_drop_in_train_mode_only() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 1))

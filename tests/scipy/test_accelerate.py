@@ -358,11 +358,23 @@ def test_a_script_sees_the_modules_that_python_shows_it(place: str, tmp_path: Pa
     assert Path(printed[1].split(" ")[0]).samefile(script)
 
 
+def test_what_a_package_lacks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import sys; print(sys.argv[1:]); import lacking")
+    (tmp_path / "package" / "part.py").write_text("")
+    command = [sys.executable, "-m", "sparsetir.scipy", "-m", "package.part", "argument"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == "['argument']\n"
+    assert "No module named 'lacking'" in done.stderr
+
+
 def test_a_command_line_without_sense() -> None:
     for arguments, fault in (
         (["--threads", "0", __file__], "--threads: expected"),
         (["none.py"], "no file none.py"),
         (["-m", "none.such"], "no module none.such"),
+        (["-m", ".."], "no module .."),
     ):
         command = [sys.executable, "-m", "sparsetir.scipy", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

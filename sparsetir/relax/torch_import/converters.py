@@ -17,7 +17,7 @@ from sparsetir.relax import calls
 from sparsetir.relax.epilogues import same_size
 from sparsetir.relax.operators import is_float, ranks, reshape
 from sparsetir.relax.torch_import import graphs, quantized
-from sparsetir.relax.torch_import.operators import NAMESPACE, TORCH_OPERATORS
+from sparsetir.relax.torch_import.operators import NAMESPACE, NO_GRADIENT, TORCH_OPERATORS
 from sparsetir.relax.training.layers import standardised
 
 Converter = Callable[[Any, Any], Any]
@@ -40,7 +40,11 @@ def converters() -> dict[str, Converter]:
     remaining = {"addmm.default": _addmm, "native_dropout.default": _dropout, "_embedding_bag.default": _embedding_bag}
     remaining |= {"_embedding_bag_forward_only.default": _embedding_bag}
     remaining |= dict.fromkeys(("convolution.default", *(f"conv{n}d.default" for n in (1, 2, 3))), _convolution)
-    remaining |= {"_trilinear.default": _trilinear, "_cdist_forward.default": _cdist, "alias.default": _alias}
+    remaining |= {
+        "_trilinear.default": _trilinear,
+        "_cdist_forward.default": _cdist,
+        f"{NO_GRADIENT}.default": _without_gradient,
+    }
     families = {**_of_places(), **_of_numbers(), **_of_orders()}
     return {**own_operators, **products, **scatters, **edges, **norms, **families, **remaining}
 
@@ -99,19 +103,11 @@ def _taken(emit: Callable[[Any], Any], x: Any, index: Any, axis: int) -> Any:
 
 
 def _embedding(node: Any, importer: Any) -> Any:
-    """Convert an embedding; the row of `padding_idx` gets no gradient."""
-    weight, index, *options = importer.retrieve_args(node)
-    emit, padding = importer.block_builder.emit, options[0] if options else -1
-    rows = _taken(emit, weight, index, 0)
-    if padding < 0:
-        return rows
-    is_padding = emit(relax.op.equal(index, relax.const(padding, _dtype(index))))
-    is_padding = emit(relax.op.expand_dims(is_padding, -1))
-    return emit(relax.op.where(is_padding, emit(relax.op.grad.no_grad(rows)), rows))
+    weight, index = importer.retrieve_args(node)[:2]
+    return _taken(importer.block_builder.emit, weight, index, 0)
 
 
-def _alias(node: Any, importer: Any) -> Any:
-    """Convert what torch makes of `detach`: gradients end there."""
+def _without_gradient(node: Any, importer: Any) -> Any:
     return importer.block_builder.emit(relax.op.grad.no_grad(importer.retrieve_args(node)[0]))
 
 

@@ -26,7 +26,7 @@ from tvm.error import InternalError
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, SparseTIRError
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.torch_import.importer import Nesting, TracedValues, explained, imported, tracing
-from sparsetir.relax.torch_import.operators import NAMESPACE, register_torch_ops
+from sparsetir.relax.torch_import.operators import NAMESPACE, register_torch_ops, without_gradient
 from sparsetir.utils.arguments import as_mapping, as_sequence, shown
 
 # Import a torch module as a Relax function of its parameters, for training.
@@ -65,7 +65,7 @@ def from_module(
     func = mod["main"]
     first = len(func.params) - len(detached.get("main", ()))
     names = [str(targets[str(p.name)]).removeprefix(prefix) for p in func.params[first:]]
-    names = _first_names(model, names)
+    names = first_names(model, names)
     values = dict(zip(names, detached.get("main", ()), strict=True))
     named = _named(func, first, names)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -73,20 +73,80 @@ def from_module(
     return ir.IRModule({"main": named}), values, [name for name in values if name not in trained]
 
 
+VIEWS = ("view", "reshape", "select", "slice", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "alias")
+
+
 def _end_gradients(torch: Any, exported: Any) -> None:
-    """Detach what a traced model computes under `torch.no_grad`, because decompositions forget about it."""
+    """Mark in a traced model where torch ends gradients, because decompositions forget about it.
+
+    They end at ``detach``, behind what is computed under ``torch.no_grad``, and at the padding rows of embeddings.
+
+    Raises
+    ------
+    ArgumentError
+        A tensor from outside is changed in place under ``torch.no_grad``.
+    """
+    aten, marker, switch = torch.ops.aten, without_gradient(), torch.ops.higher_order.wrap_with_set_grad_enabled
     for module in exported.graph_module.modules():
         graph: Any = getattr(module, "graph", None)
         for node in list(graph.nodes) if graph is not None else ():
-            if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
-                continue
-            for result in list(node.users):
-                with graph.inserting_after(result):
-                    detached = graph.call_function(torch.ops.aten.detach.default, (result,))
-                detached.meta = dict(result.meta)
-                result.replace_all_uses_with(detached, lambda user, own=detached: user is not own)
+            if node.target is switch and not node.args[0]:
+                _check_unchanged(getattr(module, node.args[1].target))
+                for result in list(node.users):
+                    _mark(graph, result, marker)
+            elif node.target in (aten.detach.default, aten.detach_.default):
+                marked = _mark(graph, node, marker)
+                if node.target is aten.detach_.default:
+                    node.args[0].replace_all_uses_with(marked, lambda user, own=marked: own < user)
+            elif node.target is aten.embedding.default and len(node.args) > 2 and node.args[2] >= 0:
+                _keep_padding(graph, node, aten, marker)
         if graph is not None:
             module.recompile()
+
+
+def _mark(graph: Any, node: Any, marker: Any) -> Any:
+    """Let all that use a node use it without gradients."""
+    with graph.inserting_after(node):
+        marked = graph.call_function(marker, (node,))
+    marked.meta = dict(node.meta)
+    node.replace_all_uses_with(marked, lambda user: user is not marked)
+    return marked
+
+
+def _keep_padding(graph: Any, node: Any, aten: Any, marker: Any) -> None:
+    """Give the row of an embedding's padding no gradient."""
+    users, (_, index, padding) = list(node.users), node.args[:3]
+    with graph.inserting_after(node):
+        fixed = graph.call_function(marker, (node,))
+    with graph.inserting_after(fixed):
+        is_padding = graph.call_function(aten.eq.Scalar, (index, padding))
+    with graph.inserting_after(is_padding):
+        mask = graph.call_function(aten.unsqueeze.default, (is_padding, -1))
+    with graph.inserting_after(mask):
+        rows = graph.call_function(aten.where.self, (mask, fixed, node))
+    fixed.meta, rows.meta = dict(node.meta), dict(node.meta)
+    for user in users:
+        user.replace_input_with(node, rows)
+
+
+def _check_unchanged(region: Any) -> None:
+    """Raise if a region without gradients changes floats from outside in place, whose gradients torch keeps."""
+    for node in region.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable or not node.args:
+            continue
+        changed = node.args[0]
+        while changed.op == "call_function" and schema_name(changed) in VIEWS:
+            changed = changed.args[0]
+        tensor = changed.meta.get("val")
+        if changed.op == "placeholder" and tensor is not None and tensor.is_floating_point():
+            fault = "the model changes a tensor in place under torch.no_grad"
+            raise ArgumentError(f"{fault}, whose gradient would be another one: compute a new tensor there")
+
+
+def schema_name(node: Any) -> str:
+    """Return the name of an operator of a traced model, without its namespace and overload."""
+    return str(getattr(node.target, "__name__", "")).partition(".")[0]
 
 
 def _with_gradients(func: relax.Function) -> set[str]:
@@ -97,9 +157,9 @@ def _with_gradients(func: relax.Function) -> set[str]:
     before: dict[str, set[str]] = {}
     for block in func.body.blocks:
         for binding in block.bindings:
-            value = binding.value
+            value, is_float = binding.value, "float" in str(binding.var.ty)
             is_end = isinstance(value, ir.Call) and value.op == ir.Op.get("relax.grad.no_grad")
-            before[str(binding.var.name)] = set() if is_end else _names_in(value)
+            before[str(binding.var.name)] = _names_in(value) if is_float and not is_end else set()
     reached, ahead = set(), _names_in(func.body.body)
     while ahead:
         reached |= ahead
@@ -111,7 +171,7 @@ def _names_in(expr: Any) -> set[str]:
     return {str(var.name) for var in relax.analysis.free_vars(expr)}
 
 
-def _first_names(model: Any, names: Sequence[str]) -> list[str]:
+def first_names(model: Any, names: Sequence[str]) -> list[str]:
     """Return the names of tensors, for tied parameters the first one, as torch lists them."""
     first: dict[int, str] = {}
     every = {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
@@ -598,4 +658,13 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-__all__ = ["ALONG_ROWS", "along_rows", "dense_copy", "from_module", "from_torch", "is_module", "operator_name"]
+__all__ = [
+    "ALONG_ROWS",
+    "along_rows",
+    "dense_copy",
+    "first_names",
+    "from_module",
+    "from_torch",
+    "is_module",
+    "operator_name",
+]

@@ -205,6 +205,7 @@ FORMS: dict[str, dict[str, tuple[str, ...]]] = {
     "attention": {"Q": ("hlf",), "K": ("hlf",), "V": ("hlo",), "indptr": ("p",), "indices": ("e",)},
 }
 _CSR = "Tensor data, Tensor indptr, Tensor indices"
+NO_GRADIENT = "without_gradient"
 TORCH_OPERATORS = {
     "spmm": TorchOperator(
         f"({_CSR}, Tensor B)", lambda d, p, i, B: [*B.shape[:-2], p.shape[0] - 1, B.shape[-1]], _spmm
@@ -276,9 +277,20 @@ def _register(torch: Any, name: str, operator: TorchOperator) -> None:
         library.impl(name, run, key)
 
 
+def without_gradient() -> Any:
+    """Return the operator that marks where gradients end, which torch's decompositions keep."""
+    torch = importlib.import_module("torch")
+    namespace = getattr(torch.ops, NAMESPACE)
+    if not hasattr(namespace, NO_GRADIENT):
+        full = f"{NAMESPACE}::{NO_GRADIENT}"
+        marker = torch.library.custom_op(full, lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor")
+        marker.register_fake(torch.empty_like)
+    return getattr(namespace, NO_GRADIENT).default
+
+
 def _no_gradient(name: str) -> None:
     fault = f"{NAMESPACE}::{name} has no gradients"
     raise ArgumentTypeError(f"{fault}: pass detached tensors, or call it under torch.no_grad(); {HAVE_GRADIENTS}")
 
 
-__all__ = ["NAMESPACE", "TORCH_OPERATORS", "TorchOperator", "register_torch_ops"]
+__all__ = ["NAMESPACE", "NO_GRADIENT", "TORCH_OPERATORS", "TorchOperator", "register_torch_ops", "without_gradient"]

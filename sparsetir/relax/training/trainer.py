@@ -45,7 +45,7 @@ from sparsetir.errors import (
 from sparsetir.interop.sources import array_of_numbers
 from sparsetir.relax.epilogues import known
 from sparsetir.relax.model import ModelSignature, bind, build, from_tvm, library_of, to_tvm
-from sparsetir.relax.torch_import.models import from_module, is_module, static_names
+from sparsetir.relax.torch_import.models import first_names, from_module, is_module, static_names
 from sparsetir.relax.training.layers import (
     Loss,
     Optimizer,
@@ -460,9 +460,10 @@ def train_step(
     if is_module(model):
         if params is not None:
             raise ArgumentTypeError("a module of torch has parameters of its own: pass no params")
+        tied = first_names(model, frozen)
         model, params, fixed = from_module(model, example_args, example_kwargs, static)
         kept = averages(model["main"])
-        frozen = [*frozen, *(name for name in fixed if name not in kept)]
+        frozen = [*tied, *(name for name in fixed if name not in kept)]
     elif example_args is not None or example_kwargs is not None or static_names(static):
         raise ArgumentTypeError(
             "only a module of torch is traced: pass no examples and nothing static with an IRModule"
