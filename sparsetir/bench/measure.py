@@ -479,19 +479,12 @@ def our_result_calls(title: str, case: ResultCase, findings: list[str]) -> dict[
 def measure_result(
     name: str, sparse: Any, product: SizedOp, plan: MeasurementPlan, profile: MachineProfile | None = None
 ) -> MeasuredRow:
-    """Check and time an operation.
+    """Check and time an operation that computes the pattern of its result.
 
     Parameters
     ----------
-    name : str
-        What the operand is called.
-    sparse : scipy.sparse array
-        Taken as float32.
-    product : SizedOp
-        One of `sparsetir.workloads.results.OPERATIONS`.
-    plan : MeasurementPlan
-    profile : MachineProfile, optional
-        For the bound.
+    name, sparse, product, plan, profile
+        As for `measure`; the operation is one of `sparsetir.workloads.results.OPERATIONS`.
 
     Returns
     -------

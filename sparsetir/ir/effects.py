@@ -311,8 +311,7 @@ class Gather:
 
 
 MATHEMATICAL = frozenset(
-    f"tirx.{name}"
-    for name in (
+    (
         *("exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "pow", "sqrt", "rsqrt", "sigmoid", "erf", "tanh"),
         *("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "hypot"),
     )
@@ -422,7 +421,7 @@ def initial_values(program: Program) -> Starts | None:
 def mathematical_calls(program: Program) -> int:
     """Return the number of calls of mathematical functions in the bodies of iterations."""
     calls = (call for iteration in program.iterations for call in collect(iteration.block.body, Call))
-    return sum(isinstance(call.op, ir.Op) and call.op.name in MATHEMATICAL for call in calls)
+    return sum(dialect.function_of(call) in MATHEMATICAL for call in calls)
 
 
 def dense_accesses(program: Program, iteration: SpIter) -> Iterator[tuple[str, list[Any]]]:

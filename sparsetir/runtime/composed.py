@@ -292,7 +292,7 @@ def _index_arrays(source: Source) -> list[np.ndarray]:
 
 
 def _hash(source: Source) -> str:
-    """Of the contents: a structure that was changed in place is another one."""
+    """Return a key of the contents, so that a structure that was changed in place has another one."""
     major = source.major if isinstance(source, CompressedSource) else None
     return hash_indices(f"{source.shape} {source.block} {major}", _index_arrays(source))
 

@@ -73,7 +73,13 @@ def from_module(
     return ir.IRModule({"main": named}), values, [name for name in values if name not in trained]
 
 
-VIEWS = ("view", "reshape", "select", "slice", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "alias")
+VIEWS = {
+    f"aten::{name}"
+    for name in (
+        *("view", "reshape", "select", "slice", "transpose", "permute", "t"),
+        *("unsqueeze", "squeeze", "expand", "alias"),
+    )
+}
 
 
 def _end_gradients(torch: Any, exported: Any) -> None:
@@ -136,17 +142,12 @@ def _check_unchanged(region: Any) -> None:
         if schema is None or not schema.is_mutable or not node.args:
             continue
         changed = node.args[0]
-        while changed.op == "call_function" and schema_name(changed) in VIEWS:
+        while changed.op == "call_function" and operator_name(changed.target) in VIEWS:
             changed = changed.args[0]
         tensor = changed.meta.get("val")
         if changed.op == "placeholder" and tensor is not None and tensor.is_floating_point():
             fault = "the model changes a tensor in place under torch.no_grad"
             raise ArgumentError(f"{fault}, whose gradient would be another one: compute a new tensor there")
-
-
-def schema_name(node: Any) -> str:
-    """Return the name of an operator of a traced model, without its namespace and overload."""
-    return str(getattr(node.target, "__name__", "")).partition(".")[0]
 
 
 def _with_gradients(func: relax.Function) -> set[str]:
