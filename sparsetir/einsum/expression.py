@@ -3,8 +3,9 @@
 
 Front doors: calls whose operands are of known kinds go straight to the kernel of an earlier call.
 
-`classify` reads each operand once. A door is kept for the kinds of the operands of an expression that is one kernel
-with a dense result and takes the operands as they are; the kernel validates what differs between such calls.
+`inspect_operands` reads each operand once, for the door and for the kernel's call plan. A door is kept for the kinds of
+the operands of an expression that is one kernel with a dense result and takes the operands as they are; the kernel
+validates what differs between such calls.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -56,9 +56,11 @@ from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import is_sparse, is_torch, to_torch
 from sparsetir.io.stores import is_open
 from sparsetir.ir.halves import check_precision
+from sparsetir.runtime.call_plan import CallKey, PlanMismatch, make_call_key
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.utils.arguments import VALUE_DTYPES, as_seconds, common_dtype, dtype_name, shown
-from sparsetir.utils.caches import cached_property, shared_cache
+from sparsetir.utils.caches import Cache, cached_property, shared_cache
+from sparsetir.utils.memory import raise_of_memory
 
 _expressions = shared_cache("einsum expressions", 256)
 
@@ -147,22 +149,14 @@ def einsum(
         extreme = _extreme_product(subscripts, operands, reduce, result)
         if extreme is not None:
             return extreme
-    classified = classify(operands) if len(operands) < 3 else None  # the sizes of three decide their order
-    if classified is None:
-        return _evaluate(subscripts, operands, EinsumOptions(reduce, combine, fill, result, precision))
-    key = (subscripts, reduce, combine, type(fill), fill, result, precision, classified[0])
-    try:
-        door = doors.get(key)
-        if door is not None:
-            kernel, names = door
-            return kernel(**dict(zip(names, classified[1])))  # noqa: B905 (the key has their number)
-    except (SparseTIRError, TypeError):  # refused operands, or an option without a hash: the long way names the fault
-        return _evaluate(subscripts, operands, EinsumOptions(reduce, combine, fill, result, precision))
-    options = EinsumOptions(reduce, combine, fill, result, precision)
-    value = _evaluate(subscripts, operands, options)
-    door = _expression(subscripts, classified[1], options).door()
-    if door is not None:
-        doors[key] = door
+    options = reduce, combine, fill, result, precision
+    if not 0 < len(operands) < 3:  # the sizes of three decide their order
+        return _evaluate(subscripts, operands, EinsumOptions(*options))
+    call = subscripts, type(fill), options
+    value = evaluate_by_door(call, operands)
+    if value is None:
+        value = _evaluate(subscripts, operands, EinsumOptions(*options))
+        add_door(call, operands)
     return value
 
 
@@ -454,8 +448,9 @@ class Expression:
             raise
         return self.finished(computed)
 
-    def door(self) -> Door | None:
-        """Return the kernel of an expression that is one kernel with a dense result; None for others."""
+    @property
+    def kernel(self) -> Kernel | ReorderingKernel | None:
+        """The kernel of an expression that is one kernel with a dense result and arguments A and B; None for others."""
         step = self.steps[0]
         if not self.is_plain or type(step) is not KernelStep or not isinstance(step.compiled, Kernel):
             return None
@@ -464,9 +459,8 @@ class Expression:
         takes = takes and not any(layout is not None and layout.held for layout in step.layouts)
         # A kernel returns tensors of torch for dense ones, an expression for sparse ones as well.
         takes = takes and (not self.is_torch or any(k.layout is None and k.family == "torch" for k in self.kinds))
-        if nest.pattern is not None or nest.assembled or not nest.output or not takes:
-            return None
-        return Door(step.kernel, tuple(step.program.buffers))
+        takes = takes and tuple(step.program.buffers) == ("A", "B")[: len(nest.operands)]
+        return None if nest.pattern is not None or nest.assembled or not nest.output or not takes else step.kernel
 
     def viewed(self, at: int, value: Any) -> Any:
         """Convert an operand to the dtype of the expression, and to its diagonal if a letter occurs twice."""
@@ -678,88 +672,79 @@ def _explained(step: EvaluationStep, names: Sequence[str]) -> str:
 
 
 COMPRESSED = (sp.csr_array, sp.csc_array, sp.csr_matrix, sp.csc_matrix)
-_IS_ONE = (1).__eq__  # a dimension of extent 1 may broadcast
+
+# The properties of operands that decide which kernel evaluates an expression; the key of its call, and its arguments.
+Inspection: TypeAlias = tuple[tuple[Any, ...], CallKey, dict[str, Any]]
+
+# Calls the kernel of an earlier call, for operands that its call plan takes as they are.
+Door: TypeAlias = Callable[[CallKey, dict[str, Any]], Any]
+
+doors: Cache[Door] = shared_cache("front doors", 256)
+
+PRODUCT = ()  # a call of `matmul` and ``@``, whose expression depends on the operands
 
 
-class Door(NamedTuple):
-    """A kernel, and the names of its arguments in the order of the operands."""
+def evaluate_by_door(call: tuple[Any, ...], operands: Sequence[Any]) -> Any:
+    """Evaluate one or two operands by the kernel of an earlier call; return None where there is none.
 
-    kernel: Kernel | ReorderingKernel
-    names: tuple[str, ...]
-
-
-doors = shared_cache("front doors", 256)
-
-
-def classify(operands: Sequence[Any]) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
-    """Return the kinds of operands and what a kernel takes for them; None for operands that need conversion.
-
-    A kind is class, dtype, dtype of the indices, and the order or, where dimensions have extent 1, which ones do.
+    Parameters
+    ----------
+    call : tuple
+        The expression, the class of the fill value and `EinsumOptions`; or `PRODUCT`.
+    operands : sequence of array or sparse object
     """
-    kinds: list[Any] = []
-    raw = operands
-    for at, operand in enumerate(operands):
-        value, kind = operand, type(operand)
-        if kind is SparseTensor:
-            value = operand.compressed
-            raw = [*raw[:at], value, *raw[at + 1 :]]
-            kind = type(value)
-            kinds.append(SparseTensor)
-        elif kind is np.memmap:
-            value, kind = operand.view(np.ndarray), np.ndarray
-            raw = [*raw[:at], value, *raw[at + 1 :]]
-        if kind is np.ndarray:
-            shape = value.shape
-            kinds.append(value.dtype)
-        elif kind in COMPRESSED:
-            indices, data = value.indices, value.data
-            if type(data) is not np.ndarray or type(indices) is not np.ndarray:
-                return None
-            kinds += kind, data.dtype, indices.dtype
-            shape = value.shape
-            if max(shape) >= MIN_HYPERSPARSE:
-                return None
-        elif kind.__name__ == "Tensor" and kind.__module__ == "torch":
-            torch_kind, shape = _kind_of_tensor(value), value.shape
-            if torch_kind is None:
-                return None
-            kinds += torch_kind
-        else:
-            return None
-        kinds.append(tuple(map(_IS_ONE, shape)) if 1 in shape else len(shape))
-    return tuple(kinds), raw
-
-
-def _kind_of_tensor(tensor: Any) -> tuple[Any, ...] | None:
-    """Return dtype, layout and the dtype of the indices of a tensor; None if a kernel does not take it as it is."""
-    pointers = _pointers(tensor.layout)
-    if tensor.requires_grad or pointers is None or (pointers and max(tensor.shape) >= MIN_HYPERSPARSE):
+    inspection = inspect_operands(operands)
+    if inspection is None:
         return None
-    return tensor.dtype, tensor.layout, getattr(tensor, pointers)().dtype if pointers else None
-
-
-@cache
-def _pointers(layout: Any) -> str | None:
-    """Return the method of a tensor with this layout that returns its pointers, "" if it is dense, None for lists."""
-    by_rows, by_columns = dict.fromkeys(("csr", "bsr"), "crow_indices"), dict.fromkeys(("csc", "bsc"), "ccol_indices")
-    known = {"torch.strided": ""} | {f"torch.sparse_{name}": pair for name, pair in (by_rows | by_columns).items()}
-    return known.get(str(layout))
-
-
-def product_door(A: Any, B: Any) -> Any:
-    """Return the product of a sparse and a dense operand by the kernel of an earlier call, or None."""
-    classified = classify((A, B))
-    if classified is None:
-        return None
-    kinds, (left, right) = classified
-    door = doors.get(kinds)
-    if door is None:
-        return None
-    kernel, (first, second) = door
+    kinds, seen, arguments = inspection
     try:
-        return kernel(**{first: left, second: right})
-    except SparseTIRError:  # the long way names the fault of operands that the kernel refuses
+        door = doors.get((call, kinds))
+        return None if door is None else door(seen, arguments)
+    except (SparseTIRError, PlanMismatch, TypeError):
+        # The long way names the fault of operands that the kernel refuses, and of options without a hash.
         return None
+    except RuntimeError as error:
+        raise_of_memory(error, "the product")
+
+
+def inspect_operands(operands: Sequence[Any]) -> Inspection | None:
+    """Inspect one or two operands; return None for those that need conversion."""
+    arguments = {"A": operands[0], "B": operands[1]} if len(operands) == 2 else dict(zip("A", operands, strict=True))
+    seen = make_call_key(arguments)
+    if seen is None:
+        return None
+    kinds, dims, _, _ = seen
+    if not dims or max(dims) >= MIN_HYPERSPARSE:
+        return None
+    if 1 in dims:  # which may be broadcast
+        kinds += tuple(at for at, extent in enumerate(dims) if extent == 1)
+    return kinds, seen, arguments
+
+
+def add_door(call: tuple[Any, ...], operands: Sequence[Any]) -> None:
+    """Keep the kernel of a call that was made, if it takes such operands as they are."""
+    try:
+        hash(call)
+    except TypeError:
+        return
+    inspection = inspect_operands(operands)
+    values = [operand.compressed if type(operand) is SparseTensor else operand for operand in operands]
+    if inspection is None or not all(is_torch(v) or type(v) in (*COMPRESSED, np.ndarray, np.memmap) for v in values):
+        return
+    kinds, seen, _ = inspection
+    subscripts, _, options = call
+    kernel = _expression(subscripts, values, EinsumOptions(*options)).kernel
+    if kernel is not None:
+        plan = kernel.plans.get(seen[0]) if isinstance(kernel, Kernel) else None
+        doors[call, kinds] = kernel.call_inspected if plan is None else plan.call
+
+
+def share_door(call: tuple[Any, ...], other: tuple[Any, ...], operands: Sequence[Any]) -> None:
+    """Keep the kernel of a call for another call of the same operands as well."""
+    inspection = inspect_operands(operands)
+    door = None if inspection is None else doors.get((call, inspection[0]))
+    if inspection is not None and door is not None:
+        doors[other, inspection[0]] = door
 
 
 # -------------------------------------------------------------------------- operands outside of memory
@@ -833,16 +818,17 @@ def _opened(value: Any) -> BlockMatrix:
 
 
 __all__ = [
+    "COMPRESSED",
+    "PRODUCT",
     "BoundExpression",
-    "Door",
+    "EinsumOptions",
     "Expression",
-    "classify",
-    "doors",
     "einsum",
     "einsum_expression",
     "einsum_outside",
     "entry_counts",
+    "evaluate_by_door",
     "is_outside",
     "matmul_outside",
-    "product_door",
+    "share_door",
 ]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.einsum.expression import classify, doors, einsum, product_door
+from sparsetir.einsum.expression import PRODUCT, einsum, evaluate_by_door, share_door
 from sparsetir.einsum.steps import array_dtype, cast, transposed
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
 from sparsetir.formats.canonical import add_duplicates, distinct_rows, has_hypersparse
@@ -303,12 +303,12 @@ def matmul(left: Any, right: Any, precision: str | None = None) -> Any:
     if precision is not None:
         return _matmul(left, right, precision)
     try:
-        product = product_door(left, right)
-        if product is not None:
+        if type(left) is type(right) is SparseTensor:
+            if left.format.name == right.format.name == "csr":
+                _check_product(left, right)
+                return SparseTensor.from_any(products.matmul(left.compressed, right.compressed), check=False)
+        elif (product := evaluate_by_door(PRODUCT, (left, right))) is not None:
             return product
-        if type(left) is type(right) is SparseTensor and left.format.name == right.format.name == "csr":
-            _check_product(left, right)
-            return SparseTensor.from_any(products.matmul(left.compressed, right.compressed), check=False)
         product = product_by_scipy(left, right)
         return _matmul(left, right) if product is None else product
     except ArgumentTypeError:
@@ -346,13 +346,9 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _dense_product(text: str, left: Any, right: Any) -> Any:
-    """Multiply a sparse and a dense operand, and keep the kernel for `product_door`."""
+    """Multiply a sparse and a dense operand, and keep the kernel for later products."""
     product = einsum(text, left, right, result="dense")
-    classified = classify((left, right))
-    if classified is not None:
-        door = doors.get((text, "sum", "mul", int, 0, "dense", None, classified[0]))
-        if door is not None:
-            doors[classified[0]] = door
+    share_door((text, int, ("sum", "mul", 0, "dense", None)), PRODUCT, (left, right))
     return product
 
 

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 
 from sparsetir.build import build
 from sparsetir.einsum import operators
-from sparsetir.einsum.expression import is_outside, matmul_outside, product_door
+from sparsetir.einsum.expression import COMPRESSED, PRODUCT, evaluate_by_door, is_outside, matmul_outside
 from sparsetir.einsum.operators import by_parts, complex_product, complex_sum, has_complex, product_by_scipy
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.canonical import distinct_rows
@@ -307,6 +307,11 @@ def matmul(
     >>> sparsetir.matmul(A, A, top=1).toarray().tolist()
     [[0.0, 8.0], [0.0, 22.0]]
     """
+    is_plain = mask is top is threshold is precision is scale is zero_point is bias is None and complement is False
+    if is_plain and not (type(A) in COMPRESSED and type(B) in COMPRESSED) and not old_names:
+        product = evaluate_by_door(PRODUCT, (A, B))
+        if product is not None:
+            return product
     if old_names:
         threshold = take_old_argument(old_names, "above", "threshold", threshold, "matmul")
     if scale is not None or zero_point is not None or bias is not None:
@@ -319,11 +324,6 @@ def matmul(
             return products.matmul(A, B, mask=mask, complement=complement, top=top, threshold=threshold)
         if isinstance(B, Postings):
             return _of_postings(A, B, mask, top, threshold)
-        if mask is top is threshold is None and complement is False:
-            product = product_door(A, B)
-            if product is not None:
-                return product
-            A, B = _without_lists(A, B)
         return _matmul(A, B, mask, as_flag(complement, "complement"), top, threshold)
     except ArgumentTypeError:
         if not has_complex(A, B):
@@ -397,16 +397,14 @@ def _of_postings(A: Any, index: Postings, mask: Any, top: Any, threshold: Any) -
 def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, threshold: Any) -> Any:
     has_options = complement or not mask is top is threshold is None
     if not (isinstance(A, SCIPY) and isinstance(B, SCIPY)):
-        product = None if has_options else product_by_scipy(A, B)
-        if product is not None:
-            return product
+        if not has_options:
+            A, B = _without_lists(A, B)
+            product = product_by_scipy(A, B)
+            if product is not None:
+                return product
         if is_outside(A) or is_outside(B):
             return _product_outside(A, B, has_options=has_options)
         A, B = _as_operand(A, B, "A"), _as_operand(B, A, "B")
-        for name, value, other in (("A", A, B), ("B", B, A)):
-            if is_sparse(other) and not is_sparse(value) and np.ndim(value) == 0:
-                fault = f"{name}: expected a matrix or a vector, got a number."
-                raise ArgumentTypeError(f"{fault} Multiply by it with sparsetir.multiply.")
         if _is_one_dense(A, B):
             if has_options:
                 options = "mask=, complement=, top= and threshold="
@@ -428,9 +426,14 @@ def _product_outside(A: Any, B: Any, *, has_options: bool) -> Any:
 
 def _as_operand(value: Any, other: Any, name: str) -> Any:
     """Return the other factor of a sparse matrix: lists and the tables of other libraries as arrays."""
-    if isinstance(value, np.ndarray) or is_torch(value) or is_sparse(value) or not is_sparse(other):
+    if is_sparse(value) or not is_sparse(other):
         return value
-    return array_of_numbers(value, name)
+    if not (isinstance(value, np.ndarray) or is_torch(value)):
+        value = array_of_numbers(value, name)
+    if np.ndim(value) == 0:
+        fault = f"{name}: expected a matrix or a vector, got a number."
+        raise ArgumentTypeError(f"{fault} Multiply by it with sparsetir.multiply.")
+    return value
 
 
 def _has_vector(A: Any, B: Any) -> bool:

@@ -23,6 +23,8 @@ from sparsetir.errors import ArgumentError, OffsetError
 from sparsetir.formats.canonical import add_duplicates, compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import HALVES, CooTensor, as_numpy, compressed_of, is_sparse, is_torch, recast, to_torch
+from sparsetir.runtime.call_plan import make_call_key
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.sparse_output import AccumulatorOptions
 from sparsetir.sparse_output.blocks import assembled_kernel
 from sparsetir.sparse_output.kernel import SparseOutputKernel
@@ -344,11 +346,17 @@ class ReorderingKernel:
         self.kernel, self.orders, self.back = kernel, orders, back
 
     def __call__(self, **arguments: Any) -> Any:
+        return self.call_inspected(None, arguments)
+
+    def call_inspected(self, _seen: Any, arguments: dict[str, Any]) -> Any:
+        """Run the kernel on arguments whose call key, which another order changes, was made before."""
         for name, order in self.orders.items():
             if (value := arguments.get(name)) is not None:
                 is_array = type(value) is np.ndarray  # sooner than a function finds it
                 arguments[name] = value.transpose(order) if is_array else transposed(value, order)
-        result = self.kernel(**arguments)
+        kernel = self.kernel
+        is_bound = not isinstance(kernel, Kernel)
+        result = kernel(**arguments) if is_bound else kernel.call_inspected(make_call_key(arguments), arguments)
         return result.transpose(self.back) if type(result) is np.ndarray else transposed(result, self.back).contiguous()
 
     def bind(self, **fixed: Any) -> ReorderingKernel:

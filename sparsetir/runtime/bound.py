@@ -140,13 +140,12 @@ class BoundKernel(Bound):
     def planned(self, arguments: dict[str, Any]) -> Any:
         """Make a call over the arguments as they were passed."""
         call_key = make_call_key(arguments)
-        plan = self.plans.get(call_key.key) if call_key is not None else None
+        plan = self.plans.get(call_key[0]) if call_key is not None else None
         if call_key is not None and plan is not None:
             try:
-                run = plan.at(call_key.dims)
                 if key := shaped(arguments):
-                    self.last = key, run
-                return run(call_key.operands() if call_key.unready else call_key.values, arguments)
+                    self.last = key, plan.at(call_key[1])
+                return plan.call(call_key, arguments)
             except PlanMismatch:
                 pass
         return self._first(arguments, call_key)

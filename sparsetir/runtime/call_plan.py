@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,6 +19,7 @@ from numpy import ndarray  # looked up in each call
 
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, StructureError
+from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop.sources import torch_to_numpy
 from sparsetir.ir import sizes
 from sparsetir.ir.views import Axis
@@ -96,33 +97,20 @@ class PlanMismatch(Exception):
     """A call is not one that a plan can make."""
 
 
-class CallKey(NamedTuple):
-    """The properties of a call that a plan inspects.
+# The properties of a call that a plan inspects: what decides which plan it takes; the dimensions of its arguments; the
+# arguments, tensors of torch and `SparseTensor`s as objects of numpy and scipy; the names of those that are read-only,
+# or that compiled functions take only as copies. A tuple, because a named one takes longer to make.
+CallKey: TypeAlias = tuple[tuple[Any, ...], tuple[int, ...], Values, tuple[str, ...]]
 
-    Parameters
-    ----------
-    key : tuple
-        What decides which plan a call takes.
-    dims : tuple of int
-    values : mapping of str to object
-        The arguments, torch tensors as numpy arrays.
-    unready : tuple of str
-        The arguments that are read-only, or that compiled functions take only as copies.
-    """
 
-    key: tuple[Any, ...]
-    dims: tuple[int, ...]
-    values: Values
-    unready: tuple[str, ...] = ()
-
-    def operands(self) -> Values:
-        """Return the values with those that are not ready replaced: by others over their memory, or by copies."""
-        values = dict(self.values)
-        for name in self.unready:
-            value = values[name]
-            is_reordered = type(value) is ndarray and not value.flags.c_contiguous
-            values[name] = np.array(value, order="C") if is_reordered else _in_reach(value)
-        return values
+def ready_operands(values: Values, unready: tuple[str, ...]) -> Values:
+    """Return the values with those that are not ready replaced: by others over their memory, or by copies."""
+    operands = dict(values)
+    for name in unready:
+        value = operands[name]
+        is_reordered = type(value) is ndarray and not value.flags.c_contiguous
+        operands[name] = np.array(value, order="C") if is_reordered else _in_reach(value)
+    return operands
 
 
 def make_call_key(arguments: Values) -> CallKey | None:
@@ -133,21 +121,22 @@ def make_call_key(arguments: Values) -> CallKey | None:
     unready: tuple[str, ...] = ()
     for name, value in arguments.items():
         kind, mark = type(value), ""
-        if kind.__name__ == "Tensor" and kind.__module__ == "torch":
-            value = _from_torch(value)
+        if kind is not ndarray and kind not in _FORMATS:
+            if kind is SparseTensor:
+                value, mark = value.compressed, "tensor"
+            elif kind is int or kind is SizeOf:
+                key.append(name)
+                dims.append(value)
+                continue
+            elif kind.__name__ == "Tensor" and kind.__module__ == "torch":
+                value, mark = _from_torch(value), "torch"
+            elif kind is np.memmap:
+                value = value.view(ndarray)
             values = {**values, name: value}
-            kind, mark = type(value), "torch"
-        if kind is np.memmap:
-            value, kind = value.view(np.ndarray), np.ndarray
-            values = {**values, name: value}
-        if kind is np.ndarray:
+        if type(value) is ndarray:
             is_ready = value.flags.carray  # contiguous, aligned and writeable
             key.append((name, mark, is_ready, value.ndim, value.dtype))
             dims += value.shape
-        elif kind is int or kind is SizeOf:
-            is_ready = True
-            key.append(name)
-            dims.append(value)
         else:
             entry = _matrix_key(value, dims)
             if entry is None:
@@ -156,7 +145,7 @@ def make_call_key(arguments: Values) -> CallKey | None:
             key.append((name, mark, *entry))
         if not is_ready:
             unready += (name,)
-    return CallKey(tuple(key), tuple(dims), values, unready)
+    return tuple(key), tuple(dims), values, unready
 
 
 def _in_reach(value: Any) -> Any:
@@ -213,19 +202,15 @@ def _matrix_key(value: Any, dims: list[int]) -> tuple[Any, ...] | None:
         form = value.format if isinstance(value, (sp.sparray, sp.spmatrix)) else None
         if form not in COMPRESSED:
             return None
-    arrays = data, indptr, indices = value.data, value.indptr, value.indices
-    is_ready = True
-    for array in arrays:
-        if type(array) is not ndarray or not array.flags.carray:
-            if not is_own or not isinstance(array, ndarray):  # derived classes cannot be made around other arrays
-                return None
-            is_ready = False
+    data, indptr, indices = value.data, value.indptr, value.indices
+    is_ready = type(data) is type(indptr) is type(indices) is ndarray
+    is_ready = is_ready and data.flags.carray and indptr.flags.carray and indices.flags.carray
+    if not is_ready and not (is_own and all(isinstance(array, ndarray) for array in (data, indptr, indices))):
+        return None  # derived classes cannot be made around other arrays
     grid = value.shape if form != "bsr" else _grid(value.shape, data.shape[1:])
     if grid is None or len(grid) != 2:
         return None
-    dims += grid
-    for array in arrays:
-        dims += array.shape
+    dims += (*grid, *data.shape, *indptr.shape, *indices.shape)
     return is_ready, type(value), data.ndim, data.dtype, indptr.ndim, indptr.dtype, indices.ndim, indices.dtype
 
 
@@ -381,8 +366,22 @@ class Results:
             spare.filler(shape, dtype, at) if spare and covered and 0 not in shape else None
             for at, shape, dtype, covered in made
         ]
+        self.fill: Callable[[list[Any]], list[tuple[int, np.ndarray]]] = self._fill
+        if len(made) == 1 and self.fillers == [None] and 0 not in made[0][1] and made[0][2].kind != "V":
+            self.fill = self._fill_one(*self.made[0])
 
-    def fill(self, ready: list[Any]) -> list[tuple[int, np.ndarray]]:
+    def _fill_one(
+        self, at: int, shape: tuple[int, ...], dtype: Any, _covered: bool, make: Callable[..., np.ndarray]
+    ) -> Callable[[list[Any]], list[tuple[int, np.ndarray]]]:
+        """Return `fill` for one result, which most calls have."""
+
+        def fill(ready: list[Any]) -> list[tuple[int, np.ndarray]]:
+            ready[at] = make(shape, dtype)
+            return []
+
+        return fill
+
+    def _fill(self, ready: list[Any]) -> list[tuple[int, np.ndarray]]:
         """Pass them on; those that were passed in another guise, or not at all, come back with their place."""
         outputs = []
         for (at, shape, dtype, _, make), fill in zip(self.made, self.fillers, strict=True):
@@ -469,13 +468,16 @@ def remember(plans: dict[Any, Any], key: Any, value: Any, most: int = MOST_PLANS
 
 def add_plan(plans: dict[Any, CallPlan | None], seen: CallKey | None, caller: PlanContext, args: Arguments) -> None:
     """Keep how later calls like one that was made can be made sooner; None where they cannot."""
-    if seen is None or seen.key in plans or args.copy_back:
+    if seen is None or args.copy_back:
+        return
+    key, _, values, _ = seen
+    if key in plans:
         return
     try:
-        plan = CallPlan(caller, args, seen.values, argument_list(caller.signature, args))
+        plan = CallPlan(caller, args, values, argument_list(caller.signature, args))
     except PlanMismatch:
         plan = None
-    remember(plans, seen.key, plan)
+    remember(plans, key, plan)
 
 
 @dataclass(frozen=True)
@@ -637,6 +639,12 @@ class CallPlan:
         self.outputs = [self.held[n] for n in self.caller.signature.effects.written if n in self.held]
 
     # ------------------------------------------------------------------ a call
+
+    def call(self, seen: CallKey, arguments: Values) -> Any:
+        """Make a call of the key; `PlanMismatch` where it does not fit."""
+        _, dims, values, unready = seen
+        run = self.runs.get(dims) or self.at(dims)
+        return run(ready_operands(values, unready) if unready else values, arguments)
 
     def at(self, dims: tuple[int, ...]) -> Run:
         """Make calls of these dimensions."""
@@ -928,5 +936,6 @@ __all__ = [
     "fits",
     "make_call_key",
     "measure",
+    "ready_operands",
     "shaped",
 ]

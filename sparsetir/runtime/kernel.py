@@ -30,6 +30,7 @@ from sparsetir.ir.views import decode
 from sparsetir.runtime.adaptive import AlignedOperand
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.runtime.call_plan import (
+    CallKey,
     CallPlan,
     CallTiming,
     PlanContext,
@@ -54,7 +55,7 @@ Convert: TypeAlias = Callable[..., Any]
 HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
 # What completion leaves out: for other modules of this package.
 HIDDEN = """
-    assume_finite calls checked compiled compiled_parts
+    assume_finite call_inspected calls checked compiled compiled_parts
     convert covered expected_calls filling finite fitting function is_small plans
     preferred prepare results run steps suitable sums_numbers usage
 """.split()
@@ -166,11 +167,13 @@ class Kernel(Saved):
         """
         if unnamed:
             raise self.signature.unnamed(unnamed)
-        seen = make_call_key(arguments)
-        if seen is not None and (plan := self.plans.get(seen.key)) is not None:
+        return self.call_inspected(make_call_key(arguments), arguments)
+
+    def call_inspected(self, seen: CallKey | None, arguments: dict[str, Any]) -> Any:
+        """Run the kernel on arguments whose call key was made before."""
+        if seen is not None and (plan := self.plans.get(seen[0])) is not None:
             try:
-                run = plan.at(seen.dims)
-                return run(seen.operands() if seen.unready else seen.values, arguments)
+                return plan.call(seen, arguments)
             except PlanMismatch:
                 pass
             except RuntimeError as error:

@@ -122,9 +122,8 @@ def unchecked() -> Iterator[None]:
         _checks.set(before)
 
 
-def checks_are_on() -> bool:
-    """Return whether index arrays are checked where they enter."""
-    return _checks.get()
+# Returns whether index arrays are checked where they enter; the method itself, because every call asks.
+checks_are_on = _checks.get
 
 
 class SizeOf(int):

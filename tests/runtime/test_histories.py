@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -19,8 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 import sparsetir
 import torch
 from fuzzing.histories import ADD, MAKERS, History, run
+from sparsetir import SparseTensor
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
-from sparsetir.runtime.call_plan import CallKey
+from sparsetir.runtime import call_plan
 
 NAMES = ["spmm", "sddmm", "add", "update", "spmm over ell"]
 RANDOM = st.randoms(use_true_random=False)
@@ -292,13 +294,40 @@ def test_results_are_written_in_any_layout(is_bound: bool) -> None:
     assert not frozen.any()
 
 
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr", "ell"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_sparse_tensors_are_called_like_the_matrices_of_scipy(format: str, dtype: str) -> None:
+    """Plans take a tensor's arrays: later calls see its values, and results have its class."""
+    number = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    product = sparsetir.build(sparsetir.ops.spmm(dtype=dtype))
+    sampled = sparsetir.build(sparsetir.ops.sddmm(dtype=dtype))
+    X = (np.arange(12, dtype=np.int8).reshape(4, 3) % 4).astype(number)
+    for seed in range(3):  # other structures, each called more often than it takes to make a plan
+        dense = (np.random.default_rng(seed).random((5, 4)) < 0.5).astype(number) * number.type(seed + 1)
+        S = SparseTensor.from_dense(dense, format)
+        for _ in range(3):
+            np.testing.assert_array_equal(product(A=S, B=X).astype("f8"), (dense.astype("f8") @ X.astype("f8")))
+            S.values[...] = S.values + S.values
+            dense = dense + dense
+        rows, columns = np.ones((5, 2), number), np.ones((4, 2), number)
+        for _ in range(3):
+            result = sampled(S=S, X=rows, Y=columns)
+            assert type(result) is SparseTensor
+            assert result.format.name == format
+            np.testing.assert_array_equal(result.to_dense().astype("f8"), 2 * dense.astype("f8"))
+    with pytest.raises(ArgumentError, match="B"):
+        product(A=S, B=X[:2])
+
+
 def test_operands_are_copied_only_for_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     A, B = csr([0, 2, 1]), np.asfortranarray(np.arange(6, dtype=np.float32).reshape(3, 2))
     kernel = sparsetir.build(sparsetir.ops.spmm())
     bound, out = kernel.bind(A=A), np.zeros((2, 2), "f4", order="F")
     copied: list[tuple[str, ...]] = []
-    operands = CallKey.operands
-    monkeypatch.setattr(CallKey, "operands", lambda key: copied.append(key.unready) or operands(key))
+    copies = call_plan.ready_operands
+    monkeypatch.setattr(
+        call_plan, "ready_operands", lambda values, unready: copied.append(unready) or copies(values, unready)
+    )
     for call in (bound, partial(kernel, A=A)):
         for _ in range(2):  # F-ordered results are copied in each call, where no plan is
             np.testing.assert_array_equal(call(B=B, C=out), A.toarray() @ B)
