@@ -19,7 +19,7 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning import measure
 from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.measure import Measurement, Timed, at_one_pace
-from sparsetir.tuning.records import CHOICES, FORMAT, KEYS, KNOBS, Database, Key, Record
+from sparsetir.tuning.records import CHOICES, FORMAT, KNOBS, Database, Key, Record, key_of
 from sparsetir.tuning.space import Candidate
 
 # Progress line of a search on stderr.
@@ -523,11 +523,11 @@ def note(records: Database, key: Key, comparison: Comparison) -> None:
 def compared(records: Database, text: str = "") -> Iterator[tuple[Key, Comparison]]:
     """Yield every comparison in a database with its key, in the order of the file; of the lines that contain `text`."""
     for line in records.lines(text.encode()):
-        if line.get("format") != FORMAT or COMPARISON not in line or not all(name in line for name in KEYS):
+        if line.get("format") != FORMAT or COMPARISON not in line:
             continue
-        comparison = Comparison.of(line)
-        if comparison is not None:
-            yield Key(**{name: line[name] for name in KEYS}), comparison
+        key, comparison = key_of(line), Comparison.of(line)
+        if key is not None and comparison is not None:
+            yield key, comparison
 
 
 def last_of(records: Database, key: Key) -> Comparison | None:

@@ -213,8 +213,9 @@ class Database:
     def _read(self, text: bytes) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
         for line in self.lines(text):
             record = _record(line) if line.get("format") == FORMAT else None
-            if record is not None and all(_fits(line, name) for name in KEYS):
-                yield Key(**{name: line[name] for name in KEYS}), record, line
+            key = key_of(line)
+            if record is not None and key is not None:
+                yield key, record, line
 
     def lines(self, text: bytes = b"") -> Iterator[dict[str, Any]]:
         """Yield the objects of the file whose lines contain a text."""
@@ -241,7 +242,8 @@ class Database:
             with path.open("rb") as stream:
                 is_ours = path.stat().st_size == 0 or any(line.startswith(HEAD) for line in stream)
         except OSError as error:
-            raise TuningError(f"the database {path} cannot be read: {error.strerror}; try another path") from error
+            fault = f"the database {path} cannot be read: {error.strerror or error}"
+            raise TuningError(f"{fault}; try another path") from error
         if not is_ours:
             fault = "expected lines of records, found something else"
             raise TuningError(f"{path} is no database: {fault}; try another path")
@@ -297,7 +299,7 @@ class Database:
         try:
             yield
         except OSError as error:
-            why = f"the database {self.path} cannot be written: {error.strerror}"
+            why = f"the database {self.path} cannot be written: {error.strerror or error}"
             raise TuningError(f"{why}; try another path") from error
 
     def _open(self, path: Path) -> int:
@@ -338,6 +340,11 @@ def _record(line: dict[str, Any]) -> Record | None:
         return record if record.candidate else None
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
+
+
+def key_of(line: dict[str, Any]) -> Key | None:
+    """Return the key of a line; None if a field is missing or of another type."""
+    return Key(**{name: line[name] for name in KEYS}) if all(_fits(line, name) for name in KEYS) else None
 
 
 def _fits(line: dict[str, Any], name: str) -> bool:

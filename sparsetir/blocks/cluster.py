@@ -239,7 +239,7 @@ def as_block(chunk: Any, extent: int, dtype: Any) -> Block:
     if csr.shape[1] != extent:
         raise ArgumentError(f"dx: expected chunks of {extent} columns, got {csr.shape[1]}. Rechunk the array.")
     if not csr.has_canonical_format:
-        csr = csr.copy()
+        csr = csr.astype(dtype)  # a copy, in which sums do not overflow
         csr.sum_duplicates()
     if csr.nnz and (csr.indices.min() < 0 or csr.indices.max() >= extent):
         raise ArgumentError(f"dx: expected indices below {extent}, got others in a chunk. Build the chunk again.")

@@ -350,7 +350,7 @@ class _ResultFolder:
             np.save(self.partial / "shape.npy", np.array(store.shape))
             np.save(self.partial / "format.npy", np.array(store.format.encode()))
         except OSError as error:
-            raise WriteError(f"out: {path} cannot be written: {error.strerror}.") from error
+            raise WriteError(f"out: {path} cannot be written: {error.strerror or error}.") from error
         types = {"data": dtype, "indices": store.indices.dtype}
         self.parts = [NpyResult(self.partial / f"{n}.npy", (store.nnz,), t, job) for n, t in types.items()]
 
@@ -460,21 +460,32 @@ def to_scipy(block: Block, extent: int) -> Any:
     return sp.csr_array((block.data, block.indices, block.indptr), shape=(block.end - block.begin, extent))
 
 
+def _distinct_entries(block: Block, extent: int) -> sp.csr_array:
+    """Return the lines of a block as rows in float64, with entries of the same coordinates added up."""
+    indptr = block.indptr - block.indptr[0]
+    lines = sp.csr_array((block.data.astype(np.float64), block.indices, indptr), shape=(len(indptr) - 1, extent))
+    if not lines.has_canonical_format:
+        lines.indices = lines.indices.copy()  # those of the file
+        lines.sum_duplicates()
+    return lines
+
+
 def column_moments(block: Block, extent: int) -> tuple[Array, Array]:
     """Return mean and summed squared deviation of each column of a block, in float64."""
-    rows = block.end - block.begin
-    counts = np.bincount(block.indices, minlength=extent)
-    mean = np.bincount(block.indices, block.data, extent) / max(rows, 1)
-    deviation = block.data - mean[block.indices]
-    return mean, np.bincount(block.indices, deviation * deviation, extent) + (rows - counts) * mean * mean
+    rows, lines = block.end - block.begin, _distinct_entries(block, extent)
+    counts = np.bincount(lines.indices, minlength=extent)
+    mean = np.bincount(lines.indices, lines.data, extent) / max(rows, 1)
+    deviation = lines.data - mean[lines.indices]
+    return mean, np.bincount(lines.indices, deviation * deviation, extent) + (rows - counts) * mean * mean
 
 
 def line_moments(block: Block, extent: int) -> tuple[Array, Array]:
     """Return mean and summed squared deviation of each line of a block, in float64."""
-    lengths = np.diff(block.indptr)
+    entries = _distinct_entries(block, extent)
+    lengths = np.diff(entries.indptr)
     lines = np.repeat(np.arange(len(lengths)), lengths)
-    mean = np.bincount(lines, block.data, len(lengths)) / max(extent, 1)
-    deviation = block.data - mean[lines]
+    mean = np.bincount(lines, entries.data, len(lengths)) / max(extent, 1)
+    deviation = entries.data - mean[lines]
     return mean, np.bincount(lines, deviation * deviation, len(lengths)) + (extent - lengths) * mean * mean
 
 

@@ -66,7 +66,7 @@ class FileResult:
         except OSError as error:
             if not self.done:
                 self.partial.unlink(missing_ok=True)
-            raise WriteError(f"out: {self.path} cannot be written: {error.strerror}.") from error
+            raise WriteError(f"out: {self.path} cannot be written: {error.strerror or error}.") from error
 
     def _create(self) -> None:
         """Create the partial file, whose contents are undefined."""
@@ -116,7 +116,7 @@ class FileResult:
             with open(self.progress, "a", encoding="utf-8") as stream:
                 stream.write("".join(f"{part}\n" for part in self.waiting))
         except OSError as error:
-            raise WriteError(f"out: {self.progress} cannot be written: {error.strerror}.") from error
+            raise WriteError(f"out: {self.progress} cannot be written: {error.strerror or error}.") from error
         self.waiting, self.synced = [], time.monotonic()
 
     def close(self, is_complete: bool) -> None:
@@ -130,7 +130,7 @@ class FileResult:
             sync_folder(self.path.parent)
             self.progress.unlink(missing_ok=True)
         except OSError as error:
-            raise WriteError(f"out: {self.path} cannot be written: {error.strerror}.") from error
+            raise WriteError(f"out: {self.path} cannot be written: {error.strerror or error}.") from error
         finally:
             self._release()
 
@@ -202,7 +202,7 @@ class ZarrResult(FileResult):
         try:
             self.array[part if columns is None else (part, columns)] = values
         except OSError as error:
-            raise WriteError(f"out: {self.path} cannot be written: {error.strerror}.") from error
+            raise WriteError(f"out: {self.path} cannot be written: {error.strerror or error}.") from error
         step = self.array.chunks[0]
         self.dirty.update(range(begin // step, (part.stop - 1) // step + 1))
 
@@ -324,7 +324,7 @@ def write_all(file: int, values: Array, offset: int, path: Path) -> None:
             count = os.pwrite(file, view, offset)
             view, offset = view[count:], offset + count
     except OSError as error:
-        raise WriteError(f"out: {path} cannot be written: {error.strerror}.") from error
+        raise WriteError(f"out: {path} cannot be written: {error.strerror or error}.") from error
 
 
 def zarr_root(path: Path) -> Path | None:

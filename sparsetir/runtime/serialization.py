@@ -82,7 +82,8 @@ def write_pieces(kernel: ComposedKernel, folder: Path, arguments: dict[str, Any]
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise WriteError(f"folder: {folder} cannot be written: {error.strerror}. Choose another name.") from error
+        fault = f"folder: {folder} cannot be written: {error.strerror or error}"
+        raise WriteError(f"{fault}. Choose another name.") from error
     used_names: set[str] = set()
     lines = ["/* Sizes, and how many elements each array has. */"]
     for name, value in kernel.pieces(**arguments).items():

@@ -265,7 +265,7 @@ def as_path(value: Any, name: str, expected: str = "the path of a file") -> Path
         raise ArgumentError(f"{name}: expected {expected}, {fault}") from None
     except OSError as error:
         if error.errno in IMPOSSIBLE:
-            fault = f"got {shown(str(path))} ({error.strerror}). Choose another name."
+            fault = f"got {shown(str(path))} ({error.strerror or error}). Choose another name."
             raise ArgumentError(f"{name}: expected {expected}, {fault}") from None
     return path
 

@@ -79,6 +79,24 @@ def test_values_of_every_dtype_are_multiplied(dtype: str, tmp_path: Path) -> Non
     close(small(A, tmp_path / "a", 1 << 20) @ B, A.toarray().astype("float64") @ B)
 
 
+@pytest.mark.parametrize("format", ["csr", "csc"])
+@pytest.mark.parametrize("dtype", ["int8", "float32", "float64"])
+def test_entries_with_the_same_coordinates_are_added_up(format: str, dtype: str, tmp_path: Path) -> None:
+    rng, kind = np.random.default_rng(3), sp.csr_array if format == "csr" else sp.csc_array
+    lines, extent = (200, 30) if format == "csr" else (30, 200)
+    indices = rng.integers(0, extent, 6 * lines).astype(np.int32)  # in any order, some of a line twice
+    values = rng.integers(1, 120, 6 * lines).astype(dtype)
+    A = kind((values, indices, np.arange(0, 6 * lines + 1, 6, dtype=np.int32)), shape=(200, 30))
+    D = A.astype("float64").toarray()
+    M = sparsetir.open_blocks(sparsetir.save_blocks(A, tmp_path / "A", rows=50), memory=1 << 16)
+    B = rng.random((30, 4))
+    np.testing.assert_allclose(M.colsums(), D.sum(axis=0))
+    np.testing.assert_allclose(M.colvars(), D.var(axis=0))
+    close(M @ B, D @ B)
+    close(M.gram(), D.T @ D)
+    close(M.sum(axis=1), D.sum(axis=1))
+
+
 def test_edges(tmp_path: Path) -> None:
     for number, shape in enumerate([(0, 5), (5, 0), (7, 3), (1, 1)]):
         A = sp.csr_array(shape, dtype="float32")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sparsetir.build import build
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Database, Key, Record, session, tune_sparse
-from sparsetir.tuning.loop import Comparison, last_of, note
+from sparsetir.tuning.loop import Comparison, compared, last_of, note
 from sparsetir.tuning.space import Candidate
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")
@@ -191,3 +192,19 @@ def test_damaged_lines_are_no_comparisons(field: str, value: Any, tmp_path: Path
     path.write_text(json.dumps(line) + "\n")
     assert last_of(Database(path), key) is None
     assert list(Database(path).everything()) == []
+
+
+@pytest.mark.parametrize("value", [None, "x", 1, {"m": None}, []], ids=str)
+@pytest.mark.parametrize("field", [f.name for f in fields(Key)])
+def test_lines_whose_key_is_damaged_are_left_out(field: str, value: Any, tmp_path: Path) -> None:
+    key = Key("spmm", "p", "s", {"m": 3}, "float32", "llvm", "a machine", 2, "1")
+    path, record = tmp_path / "tuning.jsonl", Record(Choices(tile=8), None, {"feat": 16}, 0.5)
+    note(Database(path), key, Comparison(1.0, (record,), record.candidate, None, "A"))
+    Database(path).append(key, record)
+    lines = [json.loads(line) | {field: value} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    entries = [*compared(Database(path)), *Database(path).everything()]
+    assert all(
+        type(getattr(entry[0], each.name)) is type(getattr(key, each.name)) for entry in entries for each in fields(Key)
+    )
+    build(ops.spmm(), database=path)

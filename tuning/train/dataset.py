@@ -639,7 +639,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         texts = path.read_bytes().splitlines()
     except OSError as error:
-        raise TuningError(f"the data set {path} cannot be read: {error.strerror}") from error
+        raise TuningError(f"the data set {path} cannot be read: {error.strerror or error}") from error
     for text in texts:
         try:
             line = json.loads(text)

@@ -22,8 +22,9 @@ from sparsetir.lower.loops import with_body
 # Guard integer divisions that trap: by zero, and of the smallest integer by -1.
 #
 # A size of zero is replaced by one as a divisor: the enclosing loops run zero times then, but LLVM may hoist the
-# division out of them. A divisor loaded from an array may have any value: as in numpy, division by zero gives zero, and
-# the quotient of the smallest integer and -1 wraps around.
+# division out of them. Every other divisor that is not proved to be positive may have any value, be it computed from
+# arrays, coordinates or scalar parameters: as in numpy, division by zero gives zero, and the quotient of the smallest
+# integer and -1 wraps around.
 #
 # before::
 #
@@ -36,23 +37,36 @@ from sparsetir.lower.loops import with_body
 #         c[i_s // T.max(width, 1), i_s % T.max(width, 1)] = T.if_then_else(b[...] in (0, -1), ..., a[...] // b[...])
 
 
-def _divisor(size: ir.Expr, params: set[Any]) -> ir.Expr:
-    """Return ``max(size, 1)`` for a divisor made of the program's sizes that may be zero; other divisors unchanged."""
-    dtype = str(size.ty.dtype)
-    if isinstance(size, tirx.IntImm) or not dtype.startswith("int"):
-        return size
-    if not all(v in params for v in collect(size, ir.Var)) or sym.Analyzer().can_prove(size >= const(1, dtype)):
-        return size
-    return tirx.max(size, const(1, dtype))
+class _Divisors:
+    """The values that divisors of a function may have.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        Its sizes, the variables in the shapes of its parameters, are not negative.
+    """
+
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        shapes = [extent for p in func.params if tirx.is_buffer_var(p) for extent in p.ty.shape]
+        self.sizes = {v for extent in shapes for v in collect(extent, Var)}
+        self.analyzer = sym.Analyzer()
+        for size in self.sizes:
+            dtype = str(size.ty.dtype)
+            self.analyzer.bind(size, ir.Range(const(0, dtype), tirx.max_value(dtype)))
+        for loop in collect(func.body, tirx.For):
+            self.analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
+
+    def is_at_least(self, divisor: ir.Expr, bound: int) -> bool:
+        """Return whether a divisor is never less than a number."""
+        return bool(self.analyzer.can_prove(divisor >= const(bound, str(divisor.ty.dtype))))
+
+    def is_size(self, divisor: ir.Expr) -> bool:
+        """Return whether a divisor is made of sizes alone and is not negative."""
+        return all(v in self.sizes for v in collect(divisor, Var)) and self.is_at_least(divisor, 0)
 
 
-def _is_data(divisor: ir.Expr) -> bool:
-    """Return whether a divisor is an integer loaded from an array."""
-    return str(divisor.ty.dtype).startswith(("int", "uint")) and bool(collect(divisor, ir.TensorLoad))
-
-
-def _by_data(node: Any) -> ir.Expr:
-    """Rewrite a division by an element of an array so that it cannot trap."""
+def _guarded(node: Any) -> ir.Expr:
+    """Rewrite a division by an integer of any value so that it cannot trap."""
     a, b, dtype = node.a, node.b, str(node.b.ty.dtype)
     zero, is_zero = const(0, dtype), b.equal(const(0, dtype))
     if dtype.startswith("uint"):
@@ -69,16 +83,20 @@ def _by_data(node: Any) -> ir.Expr:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.GuardDivisions")
 def GuardDivisions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Guard the integer divisions of a function by its sizes and by data."""
-    params = {p for p in func.params if not tirx.is_buffer_var(p)}
-    params |= {v for p in func.params if tirx.is_buffer_var(p) for d in p.ty.shape for v in collect(d, ir.Var)}
+    """Guard the integer divisions of a function whose divisors are not proved to be positive."""
+    divisors = _Divisors(func)
 
     def on_division(node: Any, mutator: Any) -> ir.Expr:
         inner = mutator.default_mutate(node)
-        if _is_data(inner.b):
-            return _by_data(inner)
-        divisor = _divisor(inner.b, params)
-        return inner if divisor is inner.b or divisor.same_as(inner.b) else type(inner)(inner.a, divisor)
+        divisor, dtype = inner.b, str(inner.b.ty.dtype)
+        if isinstance(divisor, tirx.IntImm) or not dtype.startswith(("int", "uint")):
+            return inner
+        if not collect(divisor, ir.TensorLoad):
+            if divisors.is_at_least(divisor, 1):
+                return inner
+            if divisors.is_size(divisor):
+                return type(inner)(inner.a, tirx.max(divisor, const(1, dtype)))
+        return _guarded(inner)
 
     body = structural_mutate(func.body, [(kind, on_division) for kind in DIVISIONS])
     return with_body(func, body)
