@@ -462,8 +462,15 @@ class SparseTensor(Operators):
 
     @cached_property
     def values(self) -> Array:
-        """Value of each entry in the order of `coords`; the piece's own array where that is its order."""
-        return self._entry_values([piece.values for piece in self.pieces])
+        """Value of each entry in the order of `coords`; the piece's own array where that is its order.
+
+        Elsewhere, as in compressed columns, it is a read-only copy: pass new values to `with_values`.
+        """
+        arrays = [piece.values for piece in self.pieces]
+        values = self._entry_values(arrays)
+        if not any(values is array for array in arrays):
+            values.flags.writeable = False
+        return values
 
     @cached_property
     def compressed(self) -> Any:

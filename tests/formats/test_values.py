@@ -78,6 +78,56 @@ def test_transposed_tensors_share_no_memory(name: str) -> None:
     np.testing.assert_array_equal(tensor.to_dense(), dense)
 
 
+@pytest.mark.parametrize("name", ["csr", "csc"])
+def test_a_transposed_matrix_is_a_view(name: str) -> None:
+    rng = np.random.default_rng(0)
+    dense = np.where(rng.random((6, 5)) < 0.4, rng.integers(1, 9, (6, 5)), 0).astype(np.float64)
+    tensor = sparsetir.SparseTensor.from_dense(dense, name)
+    flipped = tensor.T
+    assert flipped.format.name == {"csr": "csc", "csc": "csr"}[name]
+    assert np.shares_memory(flipped.compressed.data, tensor.compressed.data)
+    assert flipped.T.format == tensor.format
+    x, B = rng.random(6), rng.random((6, 3))
+    for operation in (
+        lambda S: S @ x,
+        lambda S: S @ B,
+        lambda S: B.T @ S.T,
+        lambda S: (S + S).to_dense(),
+        lambda S: (S * S).to_dense(),
+        lambda S: (S @ S.T).to_dense(),
+        lambda S: S.sum(axis=0),
+        lambda S: S.max(axis=1),
+        lambda S: S[1:3].to_dense(),
+        lambda S: S[:, [2, 0]].to_dense(),
+        lambda S: (S > 3).to_dense(),
+        lambda S: (-S).to_dense(),
+        lambda S: (S * x).to_dense(),
+        lambda S: sparsetir.SparseTensor.from_any(S.to_coo()).to_dense(),
+        lambda S: S.reshape(3, 10).to_dense(),
+        lambda S: S.to_dense(),
+    ):
+        copied = sparsetir.SparseTensor.from_dense(dense.T)
+        np.testing.assert_allclose(operation(flipped), operation(copied))
+
+
+@pytest.mark.parametrize("name", ["csr", "csc", "coo", "dcsr", "ell", "bsr", "dia"])
+def test_values_written_in_place_are_seen_or_refused(name: str) -> None:
+    dense = np.array([[0.0, 1, 0, 4], [2, 0, 3, 0], [5, 0, 0, 0], [0, 0, 0, 6]])
+    tensor = sparsetir.SparseTensor.from_dense(dense, name)
+    values = tensor.values
+    if values.flags.writeable:
+        values[:] *= 2
+        np.testing.assert_array_equal(tensor @ np.eye(4), 2 * dense)
+        np.testing.assert_array_equal((tensor + tensor).to_dense(), 4 * dense)
+        np.testing.assert_array_equal(tensor.to_dense(), 2 * dense)
+    else:
+        with pytest.raises(ValueError, match="read-only"):
+            values[:] = 2
+        doubled = tensor.with_values(values * 2)
+        np.testing.assert_array_equal(doubled @ np.eye(4), 2 * dense)
+        np.testing.assert_array_equal(tensor @ np.eye(4), dense)
+
+
 @pytest.mark.parametrize("name", ["csr", "csc", "coo"])
 def test_dense_copies_add_up_what_repeats(name: str) -> None:
     """The tensor has duplicates, and was trusted to have none."""
