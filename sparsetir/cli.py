@@ -312,7 +312,7 @@ def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
     def parse(text: str) -> float:
         value = kind(text)
         if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"expected a positive, finite number, found {text}")
+            raise argparse.ArgumentTypeError(f"expected a positive, finite number, got {text}")
         return value
 
     # argparse names the type in its message.
@@ -331,7 +331,7 @@ def count(text: str) -> int:
     """Parse a number that may be 0."""
     value = int(text)
     if value < 0:
-        raise argparse.ArgumentTypeError(f"expected a number that is not negative, found {text}")
+        raise argparse.ArgumentTypeError(f"expected a number that is not negative, got {text}")
     return value
 
 

@@ -86,7 +86,7 @@ def _transformed(func: Any) -> Any:
         return program
     expected = "build takes a program: a PrimFunc, an IRModule, a schedule or a decomposition"
     how = ", which is called as it is" if isinstance(getattr(func, "func", None), tirx.PrimFunc) else ""
-    raise ArgumentTypeError(f"{expected}; found {describe_argument(func)}{how}")
+    raise ArgumentTypeError(f"{expected}, got {describe_argument(func)}{how}")
 
 
 def _check_stores(program: tirx.PrimFunc) -> None:
@@ -112,7 +112,7 @@ def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> SparseOutp
     if not isinstance(schedule, Accumulators):
         name, kind = program.attrs["global_symbol"], type(schedule).__name__
         expected = "its schedule is a sparsetir.Accumulators"
-        raise ArgumentTypeError(f"{name} computes the pattern of its results: {expected}; found {kind}")
+        raise ArgumentTypeError(f"{name} computes the pattern of its results: {expected}, got {kind}")
     return assembled_kernel(program, target, AccumulatorOptions(accumulators=schedule))
 
 

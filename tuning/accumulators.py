@@ -218,7 +218,7 @@ def accumulators(candidate: Candidate) -> Accumulators:
     """
     choices = candidate.choices
     if not isinstance(choices, Config) or not set(VALUES) >= set(choices.keys()):
-        raise ArgumentError(f"expected choices among {', '.join(VALUES)}; found {choices}")
+        raise ArgumentError(f"expected choices among {', '.join(VALUES)}, got {choices}")
     return Accumulators(**choices.as_dict())
 
 

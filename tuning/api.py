@@ -183,7 +183,7 @@ def tune_sparse(
     (True, 2)
     """
     if not isinstance(preset, str) or preset not in PRESETS:
-        raise ArgumentError(f"expected one of the presets {', '.join(PRESETS)}; found {arguments.shown(preset)}")
+        raise ArgumentError(f"expected one of the presets {', '.join(PRESETS)}, got {arguments.shown(preset)}")
     usual_trials, usual_seconds = PRESETS[preset]
     trials_left = usual_trials if max_trials is None else max_trials
     seconds_left = usual_seconds if max_seconds is None and max_trials is None else max_seconds
@@ -192,12 +192,12 @@ def tune_sparse(
     invalid = next((format for format in formats or () if not isinstance(format, Format)), None)
     if invalid is not None:
         raise ArgumentTypeError(
-            f"formats are those of sparsetir.formats, such as bsr(4, 4); found {arguments.shown(invalid)}"
+            f"formats are those of sparsetir.formats, such as bsr(4, 4), got {arguments.shown(invalid)}"
         )
     if schedule is not None and not isinstance(schedule, Template):
         schedule_name = type(schedule).__name__
         raise ArgumentTypeError(
-            f"the schedule of a search is a function below @sparsetir.template; found {schedule_name}"
+            f"the schedule of a search is a function below @sparsetir.template, got {schedule_name}"
         )
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
     check_strategy(strategy)
@@ -289,16 +289,16 @@ def check_arguments(
     """Raise unless the budgets are positive and the inputs have names."""
     if not isinstance(inputs, Mapping):
         class_name = type(inputs).__name__
-        raise ArgumentTypeError(f'inputs must name the arguments, as in {{"A": A, "B": B}}; found {class_name}')
+        raise ArgumentTypeError(f'inputs must name the arguments, as in {{"A": A, "B": B}}, got {class_name}')
     for name, value, least in (("max_trials", max_trials, 0), ("patience", patience, 1)):
         value = as_index(value)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             description = "a positive integer" if least else "an integer that is not negative"
-            raise ArgumentError(f"{name} must be {description}, found {arguments.shown(value)}")
+            raise ArgumentError(f"{name} must be {description}, got {arguments.shown(value)}")
     if max_seconds is not None:
         as_seconds(max_seconds, "max_seconds", positive=True)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ArgumentError(f"seed must be an integer that is not negative, found {arguments.shown(seed)}")
+        raise ArgumentError(f"seed must be an integer that is not negative, got {arguments.shown(seed)}")
 
 
 # -------------------------------------------------------------------------------------------- autotune
@@ -345,7 +345,7 @@ class Autotuned:
         sizes = [p.name for p in self.kernel.signature.params if not p.is_array]
         unknown = [name for name in key if name not in sizes]
         if unknown:
-            raise ArgumentError(f"key names sizes of the program: {', '.join(sizes)}; found {unknown[0]!r}")
+            raise ArgumentError(f"key names sizes of the program: {', '.join(sizes)}, got {unknown[0]!r}")
         self.key = list(dict.fromkeys([*key, *free_sizes(decode(self.func))]))
         self.results: dict[tuple[int, ...], TuneResult] = {}
 
@@ -418,7 +418,7 @@ def candidate(config: Config) -> Candidate:
         return Candidate(format=config)
     expected = "sparsetir.Choices, a format or a sparsetir.tuning.Candidate"
     hint = "; tune_sparse searches those" if isinstance(config, Accumulators) else ""
-    raise ArgumentTypeError(f"a configuration is {expected}; found {type(config).__name__}{hint}")
+    raise ArgumentTypeError(f"a configuration is {expected}, got {type(config).__name__}{hint}")
 
 
 def autotune(

@@ -147,7 +147,7 @@ class Knobs:
         options = _listed(name, candidates)
         value = self.given.get(name, options[0])
         if value not in options:
-            raise ScheduleError(f"knob {name!r} is one of {shown(options)}; found {shown_value(value)}")
+            raise ScheduleError(f"knob {name!r} is one of {shown(options)}, got {shown_value(value)}")
         return self._define(name, options, value)
 
     def define_split(
@@ -191,7 +191,7 @@ class Knobs:
             many steps, or a knob of this name has other candidates.
         """
         if num_outputs < 2:
-            raise ArgumentError(f"split {name!r} makes at least 2 loops; found num_outputs={num_outputs!r}")
+            raise ArgumentError(f"split {name!r} makes at least 2 loops, got num_outputs={num_outputs!r}")
         extent = extent_of(self.sch, loop)
         if candidates is not None:
             options = _listed(name, candidates)
@@ -213,7 +213,7 @@ class Knobs:
 
     def _define(self, name: str, options: tuple[Value, ...], value: Any) -> Any:
         if not isinstance(name, str) or not name.isidentifier():
-            raise ArgumentError(f"a knob's name is an identifier such as tile_k; found {shown_value(name)}")
+            raise ArgumentError(f"a knob's name is an identifier such as tile_k, got {shown_value(name)}")
         before = self.space.get(name, options)
         if before != options:
             raise ScheduleError(f"knob {name!r} is defined twice, as one of {shown(before)} and of {shown(options)}")
@@ -235,7 +235,7 @@ def plain(value: Any) -> Value:
     if isinstance(value, (list, tuple)):
         return tuple(plain(part) for part in value)
     expected = "a number, a text, None or a tuple of those, which records can keep"
-    raise ArgumentTypeError(f"a knob's value is {expected}; found {type(value).__name__}")
+    raise ArgumentTypeError(f"a knob's value is {expected}, got {type(value).__name__}")
 
 
 def shown(values: Sequence[Value]) -> str:
@@ -246,7 +246,7 @@ def shown(values: Sequence[Value]) -> str:
 def _listed(name: str, candidates: Any) -> tuple[Value, ...]:
     """Return candidates without repetition, at least one."""
     if isinstance(candidates, str) or not isinstance(candidates, Iterable):
-        raise ArgumentTypeError(f"knob {name!r} needs a list of values; found {shown_value(candidates)}")
+        raise ArgumentTypeError(f"knob {name!r} needs a list of values, got {shown_value(candidates)}")
     values = tuple(dict.fromkeys(plain(value) for value in candidates))
     if not values:
         raise ArgumentError(f"knob {name!r} needs at least one value")
@@ -262,7 +262,7 @@ def extent_of(sch: s_tir.Schedule, loop: Any) -> int | str:
         return int(loop)
     if not isinstance(loop, LoopRV):
         expected = "a loop as sch.get_loops gives it, or a number of steps"
-        raise ArgumentTypeError(f"what is split is {expected}; found {type(loop).__name__}")
+        raise ArgumentTypeError(f"what is split is {expected}, got {type(loop).__name__}")
     extent = sch.get(loop).extent
     return int(extent) if isinstance(extent, tirx.IntImm) else str(extent)
 
@@ -272,7 +272,7 @@ def _check_length(name: str, factors: Any, parts: int) -> None:
     fits = isinstance(factors, tuple) and len(factors) == parts and factors.count(None) <= 1
     if not fits or not all(part is None or (isinstance(part, int) and part >= 1) for part in factors):
         expected = f"positive numbers of steps of {parts} loops, one of them None for as many as it takes"
-        raise ScheduleError(f"split {name!r} is {expected}; found {shown_value(factors)}")
+        raise ScheduleError(f"split {name!r} is {expected}, got {shown_value(factors)}")
 
 
 def check_factors(name: str, factors: Any, extent: int | str) -> None:
@@ -290,9 +290,9 @@ def check_factors(name: str, factors: Any, extent: int | str) -> None:
 def _splits(name: str, extent: int | str, parts: int, policy: str, most: int | None) -> Iterator[tuple[Value, ...]]:
     """Return the candidates of a policy."""
     if policy not in ("factors", "power2"):
-        raise ArgumentError(f"expected one of the policies factors, power2; found {shown_value(policy)}")
+        raise ArgumentError(f"expected one of the policies factors, power2, got {shown_value(policy)}")
     if most is not None and most < 1:
-        raise ArgumentError(f"max_factor must be positive, found {shown_value(most)}")
+        raise ArgumentError(f"max_factor must be positive, got {shown_value(most)}")
     if isinstance(extent, str) and (policy == "factors" or most is None):
         unknown = f"the loop of split {name!r} has {extent} steps, which is known only when the kernel is called"
         alternatives = "policy='power2' with max_factor, candidates such as [(None, 32)]"
@@ -414,11 +414,11 @@ class Template:
             raise ScheduleError(f"{error}; the value for {unknown[0]!r} is of no knob defined so far") from error
         if schedule is not None and not isinstance(schedule, s_tir.Schedule):
             expected = "changes the schedule it is given and returns a schedule or nothing"
-            raise ScheduleError(f"{self!r} {expected}; found {type(schedule).__name__}")
+            raise ScheduleError(f"{self!r} {expected}, got {type(schedule).__name__}")
         unknown = [name for name in self.values.keys() if name not in knobs.space]
         if unknown:
             there = ", ".join(knobs.space) or "none"
-            raise ScheduleError(f"template {self.name} has the knobs {there}; found a value for {unknown[0]!r}")
+            raise ScheduleError(f"template {self.name} has the knobs {there}, got a value for {unknown[0]!r}")
         return knobs, sch if schedule is None else schedule
 
     @cached_property
@@ -509,12 +509,12 @@ def template(function: Function) -> Template:
     True
     """
     if not callable(function) or isinstance(function, Template):
-        raise ArgumentTypeError(f"a template is a function of cfg and sch; found {type(function).__name__}")
+        raise ArgumentTypeError(f"a template is a function of cfg and sch, got {type(function).__name__}")
     try:
         inspect.signature(function).bind(None, None)
     except TypeError:
         description = f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
-        raise ArgumentTypeError(f"a template is a function of cfg and sch; found {description}") from None
+        raise ArgumentTypeError(f"a template is a function of cfg and sch, got {description}") from None
     except ValueError:  # written in C: there is no signature to look at
         pass
     return Template(function)

@@ -499,19 +499,19 @@ def _record(line: Mapping[str, Any]) -> Record:
 
 def _positive(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ValueError(f"expected a positive number, found {value!r}")
+        raise ValueError(f"expected a positive number, got {value!r}")
     return float(value)
 
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"expected a whole number, found {value!r}")
+        raise ValueError(f"expected a whole number, got {value!r}")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"expected a text, found {value!r}")
+        raise TypeError(f"expected a text, got {value!r}")
     return value
 
 

@@ -370,9 +370,9 @@ def tune_many(
     given = as_sequence(tasks, "tasks", "tasks such as (program, inputs)")
     task_list = tuple(_task(task, n) for n, task in enumerate(given))
     if not task_list:
-        raise ArgumentError("expected tasks, such as [(program, inputs), ...]; found none")
+        raise ArgumentError("expected tasks, such as [(program, inputs), ...], got none")
     if not isinstance(policy, str) or policy not in POLICIES:
-        raise ArgumentError(f"policy is one of {', '.join(POLICIES)}; found {shown(policy)}")
+        raise ArgumentError(f"policy is one of {', '.join(POLICIES)}, got {shown(policy)}")
     seconds, timeout = as_seconds(seconds, "seconds", positive=True), as_seconds(timeout, "timeout", positive=True)
     for task in task_list:
         check_arguments(task.inputs, max_trials=1, max_seconds=seconds, seed=seed, patience=patience)

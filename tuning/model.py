@@ -154,7 +154,7 @@ class CostModel:
         import xgboost
 
         if objective not in OBJECTIVES:
-            raise ArgumentError(f"expected one of the objectives {', '.join(OBJECTIVES)}; found {shown(objective)}")
+            raise ArgumentError(f"expected one of the objectives {', '.join(OBJECTIVES)}, got {shown(objective)}")
         cases = np.zeros(len(seconds), np.int64) if cases is None else cases
         order = np.argsort(cases, kind="stable")
         features, seconds, cases = features[order], seconds[order], cases[order]
@@ -240,9 +240,9 @@ class CostModel:
             facts = json.loads(Path(path).read_text(encoding="utf-8"))
             version = facts["format"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise TuningError(f"{expected}; found {type(error).__name__}: {error}") from error
+            raise TuningError(f"{expected}, got {type(error).__name__}: {error}") from error
         if version != FORMAT:
-            raise TuningError(f"{expected}; found format {version!r}")
+            raise TuningError(f"{expected}, got format {version!r}")
         names_stored = facts.get("names", [])
         if names is not None and (not names_stored or list(names)[: len(names_stored)] != names_stored):
             raise TuningError(f"{path} was trained on other features: {difference(names_stored, names)}")
@@ -251,7 +251,7 @@ class CostModel:
             booster.load_model(bytearray(zlib.decompress(base64.b64decode(facts["trees"]))))
             model = cls(booster, tuple(facts["names"]), facts["objective"], float(facts["scale"]), facts["about"])
         except (KeyError, TypeError, ValueError, zlib.error, xgboost.core.XGBoostError) as error:
-            raise TuningError(f"{expected}; found {type(error).__name__}: {error}") from error
+            raise TuningError(f"{expected}, got {type(error).__name__}: {error}") from error
         return model
 
 

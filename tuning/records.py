@@ -245,7 +245,7 @@ class Database:
             fault = f"the database {path} cannot be read: {error.strerror or error}"
             raise TuningError(f"{fault}; try another path") from error
         if not is_ours:
-            fault = "expected lines of records, found something else"
+            fault = "expected lines of records, got something else"
             raise TuningError(f"{path} is no database: {fault}; try another path")
         self._is_checked = True
 
@@ -465,7 +465,7 @@ def load(path: Path, *, spread: float = float("inf")) -> list[Recording]:
     ]
     cases = [case for case in cases if np.isfinite(case.best)]
     if not cases:
-        raise TuningError(f"expected records of at least {LEAST} trials of one case in {path}; found none")
+        raise TuningError(f"expected records of at least {LEAST} trials of one case in {path}, got none")
     return cases
 
 

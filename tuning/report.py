@@ -128,7 +128,7 @@ class TuneResult:
     def break_even_with(self, peer: str) -> float | None:
         """Return the break-even calls against a library that was timed too, whose own preparation is not counted."""
         if not isinstance(peer, str) or peer not in self.peers:
-            raise ArgumentError(f"expected one of {', '.join(self.peers) or 'no library'}; found {shown(peer)}")
+            raise ArgumentError(f"expected one of {', '.join(self.peers) or 'no library'}, got {shown(peer)}")
         return self._paid(self.peers[peer])
 
     def _paid(self, seconds: float) -> float | None:

@@ -244,7 +244,7 @@ class Fitted:
 def check_strategy(strategy: object) -> None:
     """Raise unless a strategy has this name."""
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        raise ArgumentError(f"expected one of the strategies {', '.join(STRATEGIES)}; found {shown(strategy)}")
+        raise ArgumentError(f"expected one of the strategies {', '.join(STRATEGIES)}, got {shown(strategy)}")
 
 
 class Search:

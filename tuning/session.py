@@ -321,7 +321,7 @@ class Session:
         operands = operation.given(self.evaluator.inputs)
         if any(operand is None for operand in operands):
             expected, passed_names = ", ".join(operation.operands), ", ".join(self.evaluator.inputs)
-            raise ArgumentError(f"{name} is timed on the arguments {expected}; found {passed_names}")
+            raise ArgumentError(f"{name} is timed on the arguments {expected}, got {passed_names}")
         peers.set_threads(get_num_threads())
         return {name: peers.setup(operation.name, name)(*operands) for name in names}
 

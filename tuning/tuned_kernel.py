@@ -397,7 +397,7 @@ def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, assume_
     """
     if schedule is not None and not isinstance(schedule, Template):
         fault = "with a database the schedule is a template that was tuned, or none"
-        raise ArgumentTypeError(f"{fault}; found {type(schedule).__name__}")
+        raise ArgumentTypeError(f"{fault}, got {type(schedule).__name__}")
     records, program = existing_database(path), single(func)
     plain: Kernel = make_kernel(program, target)
     about = circumstances(plain, schedule)

@@ -128,9 +128,9 @@ def tasks(ops: Sequence[str], dtypes: Sequence[str], feats: Sequence[int]) -> li
     for given, known, what in ((ops, OPS, "operations"), (dtypes, DTYPES, "dtypes")):
         wrong = next((name for name in given if name not in known), None)
         if wrong is not None or not given:
-            raise ArgumentError(f"expected some of the {what} {', '.join(known)}; found {wrong or 'none'}")
+            raise ArgumentError(f"expected some of the {what} {', '.join(known)}, got {wrong or 'none'}")
     if not feats or min(feats) < 1:
-        raise ArgumentError(f"feat must be positive numbers of columns; found {', '.join(map(str, feats)) or 'none'}")
+        raise ArgumentError(f"feat must be positive numbers of columns, got {', '.join(map(str, feats)) or 'none'}")
     cases = [(op, dtype, f) for op, dtype in product(ops, dtypes) for f in (feats if has_columns(op) else (1,))]
     return [WarmTask(*case, format) for case in dict.fromkeys(cases) for format in FORMATS]
 
@@ -251,7 +251,7 @@ def warm(
     >>> from sparsetir.tuning.warm import warm
     >>> next(warm(["spmm"], ["float16"]))
     Traceback (most recent call last):
-    sparsetir.errors.ArgumentError: expected some of the dtypes float32, float64; found float16
+    sparsetir.errors.ArgumentError: expected some of the dtypes float32, float64, got float16
     """
     wanted = tasks(ops, dtypes, feats)
     if cache_folder() is None:

@@ -587,7 +587,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     compare_with = [name for name in args.compare_with.split(",") if name]
     if not set(compare_with) <= set(PEERS):
-        parser.error(f"--compare-with names some of {', '.join(PEERS)}, found {args.compare_with}")
+        parser.error(f"--compare-with names some of {', '.join(PEERS)}, got {args.compare_with}")
     if args.threads is not None:
         set_num_threads(args.threads)
     set_threads(get_num_threads())

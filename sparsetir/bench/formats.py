@@ -262,11 +262,11 @@ def operands(name: str, tensor: Any, feat: int) -> Case:
     """SpMM with a matrix, if the operands fit into memory."""
     if len(tensor.shape) != 2:
         sizes = " x ".join(map(str, tensor.shape))
-        raise ArgumentError(f"SpMM takes a matrix, found {sizes} in {name}: formats of tensors are not timed")
+        raise ArgumentError(f"SpMM takes a matrix, got {sizes} in {name}: formats of tensors are not timed")
     needed, free = ARRAYS_AT_ONCE * 4 * feat * max(tensor.shape), free_memory()
     if needed > free:
         requirement = f"SpMM of {name} with {feat} columns needs {needed / 1e9:.1f} GB of memory"
-        raise ArgumentError(f"{requirement}, found {free / 1e9:.1f} GB free: try fewer columns")
+        raise ArgumentError(f"{requirement}, got {free / 1e9:.1f} GB free: try fewer columns")
     return make_case("spmm", tensor, feat=feat)
 
 
@@ -320,7 +320,7 @@ def seconds(call: Callable[[], Any]) -> float:
 def columns(text: str) -> int:
     """Return a number of columns."""
     if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a number of columns, 0 to time nothing; found {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a number of columns, 0 to time nothing, got {text!r}")
     return int(text)
 
 
@@ -359,7 +359,7 @@ def run(args: argparse.Namespace) -> list[Survey]:
         set_num_threads(args.threads)
     paths = [*args.files, *(find_files(args.data) if args.data else [])]
     if not paths:
-        raise ArgumentError("expected files with matrices, or --data FOLDER; found none")
+        raise ArgumentError("expected files with matrices, or --data FOLDER, got none")
     surveys: list[Survey] = []
     for one in surveys_of(paths, args):
         surveys.append(one)

@@ -309,16 +309,16 @@ def parse_product(text: str) -> SizedOp:
     """One of them."""
     op, colon, feat = text.partition(":")
     if op not in TAKEN:
-        raise ArgumentError(f"expected operations such as spmm:128, of {', '.join(TAKEN)}; found {text!r}")
+        raise ArgumentError(f"expected operations such as spmm:128, of {', '.join(TAKEN)}, got {text!r}")
     if op not in DEFAULT_FEAT:
         if colon:
-            raise ArgumentError(f"{op} has no number of columns, found {text!r}; try {op}")
+            raise ArgumentError(f"{op} has no number of columns, got {text!r}; try {op}")
         return SizedOp(op, 1)
     if not colon:
         return SizedOp(op, DEFAULT_FEAT[op])
     if not (feat.isascii() and feat.isdigit() and int(feat) > 0):
         counted = COUNTED.get(op, "columns")
-        raise ArgumentError(f"expected a positive number of {counted} as in {op}:{DEFAULT_FEAT[op]}, found {text!r}")
+        raise ArgumentError(f"expected a positive number of {counted} as in {op}:{DEFAULT_FEAT[op]}, got {text!r}")
     return SizedOp(op, int(feat))
 
 
@@ -494,7 +494,7 @@ def measure_result(
     """
     title = f"{name} {product}"
     if product.op in SQUARE_ONLY and sparse.shape[0] != sparse.shape[1]:
-        say(f"skipped: {title} takes a square matrix, found {sparse.shape[0]} x {sparse.shape[1]}")
+        say(f"skipped: {title} takes a square matrix, got {sparse.shape[0]} x {sparse.shape[1]}")
         return MeasuredRow(None)
     case = make_result_case(product.op, sparse, kept=product.feat)
     needed = RESULTS_AT_ONCE * RESULT_ENTRY_BYTES * most_entries(case)

@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", default=",".join(SHAPES), metavar="NAMES", help="chains of A, P, R, X and W")
     args = parser.parse_args(argv)
     if not set(args.shapes.split(",")) <= set(SHAPES):
-        parser.error(f"--shapes names some of {', '.join(SHAPES)}, found {args.shapes}")
+        parser.error(f"--shapes names some of {', '.join(SHAPES)}, got {args.shapes}")
     unknown = set(args.families.split(",")) - set(suite.families())
     if unknown or min(args.nnz, args.rounds) < 1:
         parser.error(f"--families names some of {', '.join(suite.families())}; --nnz and --rounds are at least 1")

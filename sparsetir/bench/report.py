@@ -283,7 +283,7 @@ def run(
         When there is no source, or nothing could be measured.
     """
     if not sources:
-        raise ArgumentError("expected files with matrices, --data FOLDER or --suite NAME; found none")
+        raise ArgumentError("expected files with matrices, --data FOLDER or --suite NAME, got none")
     report = Report(load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0)
     if threads is not None:
         set_num_threads(threads)

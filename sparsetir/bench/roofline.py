@@ -101,7 +101,7 @@ def work_of(op: str, inputs: Mapping[str, Any]) -> OperationWork:
         As of `sparsetir.workloads.inputs.make_case`: the sparse operand first.
     """
     if op not in WORK:
-        raise ArgumentError(f"bounds are known for {', '.join(WORK)}; found {shown(op)}")
+        raise ArgumentError(f"bounds are known for {', '.join(WORK)}, got {shown(op)}")
     sparse, *dense = inputs.values()
     return WORK[op](sparse, *dense)
 
@@ -314,7 +314,7 @@ def portrait(matrix: Any, pattern: Pattern, path: str | Path) -> Path:
         When matplotlib is not installed.
     """
     if not isinstance(pattern, MatrixPattern):
-        raise ArgumentError(f"only a matrix can be drawn, found a tensor of {pattern.ndim} dimensions")
+        raise ArgumentError(f"only a matrix can be drawn, got a tensor of {pattern.ndim} dimensions")
     figure = require("matplotlib.figure", extra="plot", purpose="drawing").Figure(figsize=SIZE, layout="constrained")
     where, blocks, degrees = figure.subplots(1, 3)
     shade(figure, where, matrix)

@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     unknown = [f for f in args.families.split(",") if f not in suite.MATRICES]
     if unknown:
-        parser.error(f"expected families among {', '.join(suite.MATRICES)}; found {', '.join(unknown)}")
+        parser.error(f"expected families among {', '.join(suite.MATRICES)}, got {', '.join(unknown)}")
     print(table(args.families.split(","), [int(float(n)) for n in args.sizes.split(",")], args.feat))
 
 

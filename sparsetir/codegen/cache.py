@@ -203,7 +203,7 @@ class Compiled:
     def source(self, kind: str) -> str:
         """Return LLVM IR (``"ll"``) or assembly (``"asm"``)."""
         if not isinstance(kind, str) or kind not in ("ll", "asm"):
-            raise VerifyError(f"source is 'll' or 'asm', found {shown(kind)}; script(stage=3) shows the loops")
+            raise VerifyError(f"source is 'll' or 'asm', got {shown(kind)}; script(stage=3) shows the loops")
         if not hasattr(self.library, "mod"):
             self.library = machine_code(self.stages[3], self.target)
         return str(self.library.mod.inspect_source(kind))

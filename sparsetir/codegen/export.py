@@ -115,7 +115,7 @@ def export(kernel: Exportable, path: Path, header: Path | None = None, *, interf
         }
     """
     if not path.name:
-        raise ArgumentError(f"a kernel becomes a shared library: expected a name ending in .so, found {str(path)!r}")
+        raise ArgumentError(f"a kernel becomes a shared library: expected a name ending in .so, got {str(path)!r}")
     header = path.with_suffix(".h") if header is None else header
     _check_places(path, header)
     _check_target(kernel.target)
@@ -167,7 +167,7 @@ def _write_object(kernel: Exportable, path: Path) -> None:
 def _compiler() -> list[str]:
     """Return the command of the C compiler."""
     if not sys.platform.startswith("linux"):
-        raise SparseTIRError(f"export writes ELF libraries: it needs Linux, found {sys.platform}")
+        raise SparseTIRError(f"export writes ELF libraries: it needs Linux, got {sys.platform}")
     configured = shlex.split(os.environ.get("CC", ""))
     for command in [configured] if configured else [[name] for name in COMPILERS]:
         if shutil.which(command[0]):
@@ -194,7 +194,7 @@ def _link(compiler: list[str], build: Path, soname: str) -> None:
 
 def _check_places(path: Path, header: Path) -> None:
     if ".so" not in path.suffixes and not path.is_dir():
-        raise ArgumentError(f"a kernel becomes a shared library: expected a name ending in .so, found {path.name}")
+        raise ArgumentError(f"a kernel becomes a shared library: expected a name ending in .so, got {path.name}")
     if path == header:
         raise ArgumentError(f"library and header would both be {path}: give the header another name")
     for place in (path, header):
@@ -536,7 +536,7 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
             return f"(int64_t)p{at}"
         pattern = SIZES.get(type(expr))
         if pattern is None:
-            raise LoweringError(f"a size of an exported kernel may use + - * // % min and max, found {expr}")
+            raise LoweringError(f"a size of an exported kernel may use + - * // % min and max, got {expr}")
         return pattern.format(self.size_of(expr.a), self.size_of(expr.b))
 
 

@@ -74,7 +74,7 @@ def lower(func: Any, stage: int = 3, **sizes: int) -> Any:
         The program breaks a rule of stage I, or `stage` is neither 2 nor 3.
     """
     if not isinstance(stage, int) or stage not in (2, 3):
-        raise VerifyError(f"stage must be 2 or 3, found {shown(stage)}; stage 1 is the function itself")
+        raise VerifyError(f"stage must be 2 or 3, got {shown(stage)}; stage 1 is the function itself")
     if sizes:
         func = with_sizes(func, sizes)
     mod = to_stage_2(func)
@@ -110,7 +110,7 @@ def check_schedule(schedule: Any) -> None:
 
     if schedule is not None and not isinstance(schedule, (Choices, s_tir.Schedule)) and not callable(schedule):
         expected = "sparsetir.Choices, a template, a tvm.s_tir.Schedule or a function of one"
-        raise ArgumentTypeError(f"a schedule is {expected}; found {type(schedule).__name__}")
+        raise ArgumentTypeError(f"a schedule is {expected}, got {type(schedule).__name__}")
 
 
 def _of_function(schedule: Any, sch: s_tir.Schedule) -> s_tir.Schedule:

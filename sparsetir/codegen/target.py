@@ -94,7 +94,7 @@ def cpu_target(target: Any, what: str = "kernels") -> Any:
     """
     llvm_target = native_target() if target is None else _parsed_target(target)
     if str(llvm_target.kind.name) != "llvm":
-        raise ArgumentError(f"{what} are compiled for CPUs: expected an llvm target, found {llvm_target.kind.name!r}")
+        raise ArgumentError(f"{what} are compiled for CPUs: expected an llvm target, got {llvm_target.kind.name!r}")
     return llvm_target
 
 
@@ -104,7 +104,7 @@ def _parsed_target(target: Any) -> Any:
     except Exception as error:  # TVM raises several classes
         why = str(error).strip().splitlines()[-1]
         expected = 'an LLVM target such as "llvm" or {"kind": "llvm", "mcpu": "znver4"}'
-        raise ArgumentError(f"target must be {expected}, found {shown(target)}: {why}") from None
+        raise ArgumentError(f"target must be {expected}, got {shown(target)}: {why}") from None
 
 
 def _check_machine(target: Any) -> None:

@@ -350,9 +350,9 @@ class Expression:
     ) -> None:
         reduce, combine, fill, result, precision = options
         if not values:
-            raise ArgumentError("an expression needs an operand, found none")
+            raise ArgumentError("an expression needs an operand, got none")
         if not isinstance(result, str) or result not in RESULTS:
-            raise ArgumentError(f"result is one of {', '.join(RESULTS)}, found {shown(result)}")
+            raise ArgumentError(f"result is one of {', '.join(RESULTS)}, got {shown(result)}")
         if not isinstance(text, str):
             raise ArgumentTypeError(f"subscripts: expected a string, got {shown(text)}. Pass one such as 'ij,jk->ik'.")
         kinds = [kind_of(value, at) for at, value in enumerate(values)]
@@ -419,7 +419,7 @@ class Expression:
 
     def _check(self, values: Sequence[Any]) -> None:
         if len(values) != len(self.kinds):
-            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {len(values)}")
+            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, got {len(values)}")
         for at, value in enumerate(values):
             self.check(at, value)
 
@@ -499,7 +499,7 @@ class Expression:
             Takes the open operands in their order. Values that depend on fixed operands alone are computed in advance.
         """
         if len(operands) > len(self.kinds):
-            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {len(operands)}")
+            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, got {len(operands)}")
         fixed = {at: passed(value, at) for at, value in enumerate(operands) if value is not None}
         for at, value in fixed.items():
             self.check(at, value)
@@ -564,7 +564,7 @@ class Expression:
     def _example(self, at: int) -> Any:
         """Return an operand that the expression was made for; random numbers if only its shape is known."""
         if at >= len(self.examples):
-            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {at + 1} or more")
+            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, got {at + 1} or more")
         value = self.examples[at]
         if not isinstance(value, Shape):
             return value
@@ -606,7 +606,7 @@ class BoundExpression:
     def __call__(self, *operands: Any) -> Any:
         """Evaluate the expression with the open operands."""
         if len(operands) != len(self.open):
-            raise ArgumentTypeError(f"{len(self.open)} operands are open, found {len(operands)}")
+            raise ArgumentTypeError(f"{len(self.open)} operands are open, got {len(operands)}")
         expression, computed = self.expression, self._template.copy()
         for n, value in zip(self.open, operands, strict=True):
             operand, expected = value, self.plain[n]

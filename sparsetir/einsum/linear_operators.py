@@ -77,9 +77,9 @@ def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.Line
     (0, True)
     """
     if not is_sparse(A):
-        raise ArgumentTypeError(f"linear_operator takes a sparse matrix, found {type(A).__name__}")
+        raise ArgumentTypeError(f"linear_operator takes a sparse matrix, got {type(A).__name__}")
     if len(A.shape) != 2:
-        raise ArgumentError(f"linear_operator takes a matrix, found {len(A.shape)} dimensions")
+        raise ArgumentError(f"linear_operator takes a matrix, got {len(A.shape)} dimensions")
     matrix = _plain_matrix(A)
     tensor = None
     if matrix is None:

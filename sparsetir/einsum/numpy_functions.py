@@ -328,7 +328,7 @@ def _kept(tensor: SparseTensor, axis: Axis) -> str:
         return ""
     axes = axis if isinstance(axis, tuple) else (axis,)
     if not all(is_integer(d) for d in axes):
-        raise ArgumentTypeError(f"an axis is a whole number, found {shown(axis)}")
+        raise ArgumentTypeError(f"an axis is a whole number, got {shown(axis)}")
     if any(not -tensor.ndim <= d < tensor.ndim for d in axes):
         raise ArgumentError(f"axis {axis} of a tensor of {tensor.ndim} dimensions")
     gone = {int(d) % tensor.ndim for d in axes}

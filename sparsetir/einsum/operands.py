@@ -140,7 +140,7 @@ def admitted(value: Any, at: int) -> Any:
         return value.astype("float64") if value.size == 0 and value.dtype == object else value
     if isinstance(value, (str, bytes, dict, set)) or value is None:
         expected = "a numpy or torch array, a sparse matrix or tensor, or a number"
-        raise ArgumentTypeError(f"operand {at} of an expression is {expected}; found {type(value).__name__}")
+        raise ArgumentTypeError(f"operand {at} of an expression is {expected}, got {type(value).__name__}")
     if isinstance(value, np.matrix):
         return np.asarray(value)
     return as_numpy(value, f"operand {at}")[0]

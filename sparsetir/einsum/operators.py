@@ -325,7 +325,7 @@ def _matmul(left: Any, right: Any, precision: str | None = None) -> Any:
     if not a or not b:
         raise ArgumentError("@: expected operands of at least one dimension, got a number. Multiply by it with *.")
     if (is_sparse(left) and a > 2) or (is_sparse(right) and b > 2):
-        raise ArgumentError(f"@ multiplies matrices and vectors, found {a} and {b} dimensions: use sparsetir.einsum")
+        raise ArgumentError(f"@ multiplies matrices and vectors, got {a} and {b} dimensions: use sparsetir.einsum")
     _check_product(left, right)
     if is_sparse(left) and is_sparse(right) and a == b == 2:
         return SparseTensor.from_any(products.matmul(_compressed(left), _compressed(right)))
@@ -602,7 +602,7 @@ def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
     axes_of = axes[0] if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)) else axes
     order = [int(d) % tensor.ndim for d in axes_of] if axes_of else list(reversed(range(tensor.ndim)))
     if sorted(order) != list(range(tensor.ndim)):
-        raise ArgumentError(f"transpose names each of {tensor.ndim} dimensions once, found {tuple(axes_of)}")
+        raise ArgumentError(f"transpose names each of {tensor.ndim} dimensions once, got {tuple(axes_of)}")
     if order == [1, 0] and (matrix := tensor.scipy_matrix) is not None:
         return SparseTensor.from_any(matrix.T, matrix.T.format, idtype=tensor.idtype, check=False)
     moved: SparseTensor = transposed(tensor, order)
@@ -914,7 +914,7 @@ def _coordinate(tensor: SparseTensor, dim: int) -> np.ndarray:
 def diagonal(tensor: SparseTensor) -> np.ndarray:
     """Return the elements of a matrix whose coordinates are equal."""
     if tensor.ndim != 2:
-        raise ArgumentError(f"the diagonal is that of a matrix, found {tensor.ndim} dimensions")
+        raise ArgumentError(f"the diagonal is that of a matrix, got {tensor.ndim} dimensions")
     matrix = tensor.scipy_matrix
     if matrix is not None:
         return np.asarray(matrix.diagonal())
@@ -929,11 +929,11 @@ def _chosen(index: Any, m: int) -> np.ndarray:
     if places.ndim != 1 or (places.dtype.kind not in "iub" and places.size):
         raise ArgumentTypeError("rows are chosen by an index, a slice, a list of indices or one of bools")
     if places.dtype == bool and len(places) != m:
-        raise ArgumentError(f"a list of bools chooses among {m} rows, found {len(places)}")
+        raise ArgumentError(f"a list of bools chooses among {m} rows, got {len(places)}")
     if places.dtype == bool:
         return np.flatnonzero(places)
     if places.size and not (places.min() >= -m and places.max() < m):
-        raise OutOfRangeError(f"row indices must lie in [-{m}, {m}), found {places.min()} to {places.max()}")
+        raise OutOfRangeError(f"row indices must lie in [-{m}, {m}), got {places.min()} to {places.max()}")
     rows = places.astype(np.int64)
     return np.where(rows < 0, rows + m, rows)
 

@@ -180,7 +180,7 @@ class _ProgramReader:
 
     def refuse(self, node: ast.AST, construct: str) -> LoweringError:
         line = ast.unparse(node).splitlines()[0]
-        return LoweringError(f"sparsify reads loops, blocks and stores; found {construct}: {line}")
+        return LoweringError(f"sparsify reads loops, blocks and stores, got {construct}: {line}")
 
     def body(
         self,
@@ -325,7 +325,7 @@ def sparsify(func: Any, formats: Mapping[str, Any]) -> Any:
             y[i] = y[i] + A[i, j] * x[j]
     """
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule)):
-        raise ArgumentTypeError(f"sparsify takes a PrimFunc, found {type(func).__name__}")
+        raise ArgumentTypeError(f"sparsify takes a PrimFunc, got {type(func).__name__}")
     func = single(func)
     if decode(func).iterations:
         raise ArgumentError("sparsify takes a dense program; this one has sparse iterations: see decompose_format")

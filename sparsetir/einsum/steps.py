@@ -558,7 +558,7 @@ class FlatStep(KernelStep):
 
     def _merged(self, flat: Sequence[Any], shape: tuple[int, ...]) -> CooTensor:
         if any(m.shape != flat[0].shape for m in flat):
-            raise ArgumentError(f"tensors that are joined element by element have one shape, found one of {shape}")
+            raise ArgumentError(f"tensors that are joined element by element have one shape, got one of {shape}")
         return tensor(KernelStep.__call__(self._fitting_step(flat), flat), shape)
 
 

@@ -71,12 +71,12 @@ def parse(text: str, orders: tuple[int, ...]) -> Terms:
         The text is no expression, or does not fit the operands.
     """
     if not isinstance(text, str):
-        raise ArgumentTypeError(f"subscripts are text such as 'ik,kj->ij', found {type(text).__name__}")
+        raise ArgumentTypeError(f"subscripts are text such as 'ik,kj->ij', got {type(text).__name__}")
     plain = "".join(text.split())
     terms_text, arrow, right = plain.partition("->")
     inputs = terms_text.split(",")
     if len(inputs) != len(orders):
-        raise ArgumentError(f"{text!r} is written for {len(inputs)} operands, found {len(orders)}")
+        raise ArgumentError(f"{text!r} is written for {len(inputs)} operands, got {len(orders)}")
     for term in (*inputs, right):
         _check_term(text, term)
     free = [c for c in string.ascii_letters if c not in plain]
@@ -97,9 +97,7 @@ def _check_term(text: str, term: str) -> None:
     letters = term.replace("...", "", 1)
     bad = [c for c in letters if not c.isalpha()]
     if bad:
-        raise ArgumentError(
-            f"expected letters, ',', '...' and one '->' in the subscripts, found {bad[0]!r} in {text!r}"
-        )
+        raise ArgumentError(f"expected letters, ',', '...' and one '->' in the subscripts, got {bad[0]!r} in {text!r}")
 
 
 def _widest(text: str, inputs: Sequence[str], orders: Sequence[int]) -> int:
@@ -233,9 +231,9 @@ def semiring(reduce: str, combine: str, fill: Any, dtype: str) -> Semiring:
     """
     for name, what, functions in ((reduce, "reduce", REDUCE), (combine, "combine", COMBINE)):
         if not isinstance(name, str) or name not in functions:
-            raise ArgumentError(f"{what} is one of {', '.join(functions)}, found {shown(name)}")
+            raise ArgumentError(f"{what} is one of {', '.join(functions)}, got {shown(name)}")
         if name in LOGICAL and dtype != "bool":
-            raise ArgumentError(f"{what}={name!r} is for operands of bool, found {dtype}: pass .astype(bool)")
+            raise ArgumentError(f"{what}={name!r} is for operands of bool, got {dtype}: pass .astype(bool)")
     return Semiring(REDUCE[reduce], COMBINE[combine], _fill_value(fill, dtype))
 
 
@@ -243,16 +241,16 @@ def _fill_value(fill: Any, dtype: str) -> float | None:
     if fill is None:
         return None
     if isinstance(fill, str) or getattr(fill, "shape", ()) != ():
-        raise ArgumentTypeError(f"fill is a number, found {type(fill).__name__}")
+        raise ArgumentTypeError(f"fill is a number, got {type(fill).__name__}")
     try:
         value: float = fill.item() if hasattr(fill, "item") else fill
         fits = not isinstance(value, complex) and value == value
         is_whole = dtype not in LIMITS or (math.isfinite(value) and value == int(value))
     except TypeError:
-        raise ArgumentTypeError(f"fill is a number, found {type(fill).__name__}") from None
+        raise ArgumentTypeError(f"fill is a number, got {type(fill).__name__}") from None
     low, high = LIMITS.get(dtype, (-math.inf, math.inf))
     if not fits or not is_whole or not low <= value <= high:
-        raise ArgumentError(f"fill is a value of {dtype}, found {shown(fill)}")
+        raise ArgumentError(f"fill is a value of {dtype}, got {shown(fill)}")
     return value
 
 

@@ -125,7 +125,7 @@ class FormatRewriteRule:
         if len(program.buffers) != 1 or program.iterations:
             counts = f"{len(program.buffers)} sparse buffers and {len(program.iterations)} iterations"
             message = f"the description of rule {self.name!r} must declare one sparse buffer and no iteration"
-            raise VerifyError(f"{message}, found {counts}", self.name)
+            raise VerifyError(f"{message}, got {counts}", self.name)
         return next(iter(program.buffers.values()))
 
     @property

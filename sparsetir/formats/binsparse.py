@@ -137,9 +137,9 @@ def decode(descriptor: dict[str, Any], arrays: dict[str, Any]) -> tuple[Any, str
     inner = descriptor.get("binsparse", {})
     for key in ("version", "format", "shape", "data_types"):
         if key not in inner:
-            raise ArgumentError(f"the descriptor lacks the key {key!r} under 'binsparse', found {', '.join(inner)}")
+            raise ArgumentError(f"the descriptor lacks the key {key!r} under 'binsparse', got {', '.join(inner)}")
     if str(inner["version"]).split(".")[0] != VERSION.split(".")[0]:
-        raise ArgumentError(f"expected Binsparse version {VERSION}, found {inner['version']}")
+        raise ArgumentError(f"expected Binsparse version {VERSION}, got {inner['version']}")
     reader = _DescriptorReader(inner, arrays)
     levels, order = _levels(inner)
     coords = reader.coords(levels, [reader.shape[d] for d in order])
@@ -163,7 +163,7 @@ def _levels(inner: dict[str, Any]) -> tuple[list[tuple[str, int]], list[int]]:
     else:
         custom = format.get("custom") if isinstance(format, dict) else None
         if not isinstance(custom, dict) or "level" not in custom:
-            raise ArgumentError(f"expected one of {', '.join(ALIASES)} or a custom format, found {shown(format)}")
+            raise ArgumentError(f"expected one of {', '.join(ALIASES)} or a custom format, got {shown(format)}")
         levels = list(_unnested(custom["level"]))
         order = list(custom.get("transpose", range(sum(rank for _, rank in levels))))
     if sorted(order) != list(range(len(inner["shape"]))):
@@ -174,7 +174,7 @@ def _levels(inner: dict[str, Any]) -> tuple[list[tuple[str, int]], list[int]]:
 def _unnested(level: dict[str, Any]) -> Iterator[tuple[str, int]]:
     while level.get("level_desc") != "element":
         if level.get("level_desc") not in ("dense", "sparse") or "level" not in level:
-            raise ArgumentError(f"expected the levels dense, sparse and element, found {level}")
+            raise ArgumentError(f"expected the levels dense, sparse and element, got {level}")
         yield level["level_desc"], int(level.get("rank", 1))
         level = level["level"]
 
@@ -193,7 +193,7 @@ def _mirrored(coords: tuple[Array, ...], values: Array, structure: str | None) -
         return coords, values
     kind = structure.removesuffix("_lower").removesuffix("_upper")
     if kind not in ("symmetric", "hermitian", "skew_symmetric") or len(coords) != 2:
-        raise ArgumentError(f"expected a symmetric, hermitian or skew_symmetric matrix, found structure {structure!r}")
+        raise ArgumentError(f"expected a symmetric, hermitian or skew_symmetric matrix, got structure {structure!r}")
     off_diagonal = coords[0] != coords[1]
     mirrored_values = values[off_diagonal]
     mirrored_values = (
@@ -219,7 +219,7 @@ class _DescriptorReader:
 
     def array(self, name: str) -> Array:
         if name not in self.arrays:
-            raise ArgumentError(f"the descriptor asks for the array {name}, found {', '.join(self.arrays) or 'none'}")
+            raise ArgumentError(f"the descriptor asks for the array {name}, got {', '.join(self.arrays) or 'none'}")
         return aligned_contiguous(self.arrays[name], name=name)[0]
 
     def index(self, name: str) -> Array:
@@ -239,7 +239,7 @@ class _DescriptorReader:
         if dtype == "bint8":
             stored = stored.astype(np.bool_)
         if len(stored) != count:
-            raise ArgumentError(f"expected {count} values, found {len(stored)}")
+            raise ArgumentError(f"expected {count} values, got {len(stored)}")
         return stored
 
     def coords(self, levels: list[tuple[str, int]], extents: list[int]) -> list[Array]:

@@ -391,7 +391,7 @@ class CSF(SinglePieceFormat):
         order = tuple(int(d) for d in self.order)
         object.__setattr__(self, "order", order)
         if sorted(order) != list(range(len(order))) or not order:
-            raise ArgumentError(f"order of csf must name each dimension from 0 on once, found {order}")
+            raise ArgumentError(f"order of csf must name each dimension from 0 on once, got {order}")
 
     @property
     def dimensions(self) -> int | None:  # type: ignore[override]

@@ -159,12 +159,12 @@ def parse(text: str) -> Encoding:
     if match is None:
         quoted = text if len(text) < 200 else f"{text[:200]} ..."
         raise ArgumentError(
-            f"expected an encoding such as '(i, j) -> (i : dense, j : compressed)', or MLIR's; found {quoted!r}"
+            f"expected an encoding such as '(i, j) -> (i : dense, j : compressed)', or MLIR's, got {quoted!r}"
         )
     names = [name.strip() for name in match.group(1).split(",")]
     for name in names:
         if not NAME.match(name) or names.count(name) > 1:
-            raise ArgumentError(f"dimensions have different names, found {name!r} in {text!r}")
+            raise ArgumentError(f"dimensions have different names, got {name!r} in {text!r}")
     levels = tuple(_level(part, names) for part in _split(match.group(2)))
     own_names = tuple(names) if names != [f"d{d}" for d in range(len(names))] else ()
     encoding = replace(_options(match.group(3), len(names), levels), names=own_names)
@@ -186,19 +186,17 @@ def _split(text: str) -> list[str]:
 def _level(text: str, names: Sequence[str]) -> LevelText:
     match = LEVEL.match(text.strip())
     if match is None:
-        raise ArgumentError(f"expected a level such as 'i : dense', found {text.strip()!r}")
+        raise ArgumentError(f"expected a level such as 'i : dense', got {text.strip()!r}")
     subject, kind, ratio, properties = (group.strip() if group else "" for group in match.groups())
     if kind not in KINDS:
-        raise ArgumentError(f"a level is one of {', '.join(KINDS)}; found {kind!r} in {text.strip()!r}")
+        raise ArgumentError(f"a level is one of {', '.join(KINDS)}, got {kind!r} in {text.strip()!r}")
     names_given = [p.strip() for p in properties.strip("()").split(",") if p.strip()]
     unknown = [p for p in names_given if p not in PROPERTIES]
     if unknown:
-        raise ArgumentError(f"properties of a level are {', '.join(PROPERTIES)}; found {unknown[0]!r}")
+        raise ArgumentError(f"properties of a level are {', '.join(PROPERTIES)}, got {unknown[0]!r}")
     numbers = [n.strip() for n in ratio.strip("[]").split(",") if n.strip()]
     if any(not n.isdigit() for n in numbers) or (len(numbers) != 2) == (kind == "structured"):
-        raise ArgumentError(
-            f"a structured level says how many are kept of how many, as structured[2, 4]; found {text!r}"
-        )
+        raise ArgumentError(f"a structured level says how many are kept of how many, as structured[2, 4], got {text!r}")
     level = _subject(subject, names)
     ordered_properties = tuple(p for p in PROPERTIES if p in names_given)
     return replace(level, kind=kind, ratio=tuple(int(n) for n in numbers), properties=ordered_properties)
@@ -213,11 +211,11 @@ def _subject(text: str, names: Sequence[str]) -> LevelText:
         return LevelText(names.index(diagonal.group(1)), "", "minus", other=names.index(diagonal.group(2)))
     if block is None or block.group(1) not in names or block.group(2) == "ceildiv":
         raise ArgumentError(
-            f"a level is a dimension ({', '.join(names)}), i floordiv 4, i mod 4 or j - i; found {text!r}"
+            f"a level is a dimension ({', '.join(names)}), i floordiv 4, i mod 4 or j - i, got {text!r}"
         )
     name, part, size = block.groups()
     if not size.isdigit() or int(size) < 1:
-        raise ArgumentError(f"the size of a block is a number from 1 on, found {size!r} in {text!r}")
+        raise ArgumentError(f"the size of a block is a number from 1 on, got {size!r} in {text!r}")
     return LevelText(names.index(name), "", {"/": "floordiv", "%": "mod"}.get(part, part), int(size))
 
 
@@ -226,11 +224,11 @@ def _options(text: str, order: int, levels: tuple[LevelText, ...]) -> Encoding:
     for part in (p.strip() for p in text.split(",") if p.strip()):
         match = OPTION.match(part)
         if match is None or match.group(1) not in ("posWidth", "crdWidth", "explicitVal", "implicitVal"):
-            raise ArgumentError(f"options are posWidth, crdWidth, explicitVal and implicitVal; found {part!r}")
+            raise ArgumentError(f"options are posWidth, crdWidth, explicitVal and implicitVal, got {part!r}")
         options[match.group(1)] = int(match.group(2))
     for name in ("posWidth", "crdWidth"):
         if options.get(name, 0) not in WIDTHS:
-            raise ArgumentError(f"{name} is one of {', '.join(map(str, WIDTHS))}, found {options[name]}")
+            raise ArgumentError(f"{name} is one of {', '.join(map(str, WIDTHS))}, got {options[name]}")
     return Encoding(
         order,
         levels,
@@ -299,7 +297,7 @@ def format(text: str | Format) -> Format:
     if isinstance(text, Format):
         return text
     if not isinstance(text, str):
-        raise ArgumentError(f"expected the text of a format, found {type(text).__name__}")
+        raise ArgumentError(f"expected the text of a format, got {type(text).__name__}")
     if "->" not in text:
         return parse_format(text if "(" in text else f"{text.strip()}()")
     encoding = parse(text)
@@ -394,7 +392,7 @@ def _idtype(encoding: Encoding) -> str | None:
 
 def _check_values(encoding: Encoding) -> None:
     if encoding.implicit:
-        raise ArgumentError(f"what is not stored is zero, found implicitVal = {encoding.implicit}")
+        raise ArgumentError(f"what is not stored is zero, got implicitVal = {encoding.implicit}")
     if encoding.explicit is not None:
         raise ArgumentError("values are always stored, also where all are equal: leave explicitVal out")
 
@@ -625,7 +623,7 @@ def parse_format(text: str) -> Format:
 
 def _no_format(text: Any) -> ArgumentError:
     shown = text if not isinstance(text, str) or len(text) < 200 else f"{text[:200]} ..."
-    return ArgumentError(f"expected a format as it prints, such as 'bsr(r=4, c=4)'; found {shown!r}")
+    return ArgumentError(f"expected a format as it prints, such as 'bsr(r=4, c=4)', got {shown!r}")
 
 
 def _value(node: ast.expr) -> Any:
@@ -633,9 +631,9 @@ def _value(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     if not isinstance(node.func, ast.Name) or node.func.id not in REGISTRY:
         known = ", ".join(sorted(REGISTRY))
-        raise ArgumentError(f"expected one of the formats {known}; found {ast.unparse(node.func)!r}")
+        raise ArgumentError(f"expected one of the formats {known}, got {ast.unparse(node.func)!r}")
     if node.args:
-        raise ArgumentError(f"expected named parameters, as {node.func.id} prints them; found {ast.unparse(node)!r}")
+        raise ArgumentError(f"expected named parameters, as {node.func.id} prints them, got {ast.unparse(node)!r}")
     named = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg is not None}
     return make(node.func.id, **named)
 

@@ -225,7 +225,7 @@ class Format:
         """Return this format with all parameters set that a tensor of `ndim` dimensions determines."""
         if self.dimensions not in (None, ndim):
             expected = f"{self.name} stores tensors of {self.dimensions} dimensions"
-            raise ArgumentError(f"{expected}, found one of {ndim}: take csf, coo, or a tree of your own")
+            raise ArgumentError(f"{expected}, got one of {ndim}: take csf, coo, or a tree of your own")
         return self if self.idtype is not None else self.with_idtype(idtype)
 
     def with_idtype(self, idtype: str) -> Format:
@@ -280,14 +280,14 @@ def check_idtype(idtype: str | None) -> None:
     """Raise `ArgumentTypeError` unless `idtype` is one that an axis can have."""
     is_name = isinstance(idtype, (str, np.dtype)) and idtype in IDTYPES  # an array is compared element by element
     if idtype is not None and not is_name:
-        raise ArgumentTypeError(f"idtype must be one of {', '.join(IDTYPES)}, found {shown(idtype)}")
+        raise ArgumentTypeError(f"idtype must be one of {', '.join(IDTYPES)}, got {shown(idtype)}")
 
 
 def check_positive(name: str, **numbers: Any) -> None:
     """Raise `ArgumentError` unless the parameters of format `name` are whole numbers from 1 on."""
     for parameter, number in numbers.items():
         if not is_integer(number) or number < 1:
-            raise ArgumentError(f"{parameter} of {name} must be a whole number from 1 on, found {shown(number)}")
+            raise ArgumentError(f"{parameter} of {name} must be a whole number from 1 on, got {shown(number)}")
 
 
 REGISTRY: dict[str, Callable[..., Format]] = {}

@@ -337,7 +337,7 @@ class NM(SinglePieceFormat):
         super().__post_init__()
         check_positive(self.name, n=self.n, m=self.m)
         if self.n > self.m:
-            raise ArgumentError(f"nm keeps n of m columns, found n={self.n} and m={self.m}: pass n up to m")
+            raise ArgumentError(f"nm keeps n of m columns, got n={self.n} and m={self.m}: pass n up to m")
 
     def rule(self) -> FormatRewriteRule:
         description = self.description(

@@ -173,7 +173,7 @@ class Partition(Format):
         """Return the format that a user gave for a part, by itself or by its name."""
         format = make(given) if isinstance(given, str) else given
         if not isinstance(format, Format):
-            raise ArgumentTypeError(f"a part of {self.name} takes a format or the name of one, found {given!r}")
+            raise ArgumentTypeError(f"a part of {self.name} takes a format or the name of one, got {given!r}")
         return format.resolve(2, self.index_type)
 
 
@@ -376,7 +376,7 @@ def check_widths(name: str, widths: Sequence[int]) -> tuple[int, ...]:
     for width in checked:
         check_positive(name, widths=width)
     if not checked or any(a >= b for a, b in pairwise(checked)):
-        raise ArgumentError(f"widths of {name} must be one or more numbers in ascending order, found {checked}")
+        raise ArgumentError(f"widths of {name} must be one or more numbers in ascending order, got {checked}")
     return tuple(int(width) for width in checked)
 
 

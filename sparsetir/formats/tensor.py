@@ -112,7 +112,7 @@ SHARED = ("bsr", "coo", "csc", "csr")
 def to_scipy(tensor: SparseTensor, format: str | None, *, copy: bool) -> Any:
     """Return the tensor as a scipy.sparse array."""
     if format is not None and (not isinstance(format, str) or format not in SCIPY):
-        raise ArgumentError(f"scipy has the formats {', '.join(SCIPY)}, found {shown(format)}")
+        raise ArgumentError(f"scipy has the formats {', '.join(SCIPY)}, got {shown(format)}")
     if tensor.ndim != 2:
         if format not in (None, "coo"):
             fault = f"scipy stores {format} as a matrix, the tensor has {tensor.ndim} dimensions"
@@ -298,14 +298,14 @@ class SparseTensor(Operators):
     def from_scipy(cls, value: Any, format: str | Format | None = None, **options: Any) -> SparseTensor:
         """`from_any` of a scipy.sparse array or matrix."""
         if not sp.issparse(value):
-            raise ArgumentTypeError(f"expected a scipy.sparse array or matrix, found {type(value).__name__}")
+            raise ArgumentTypeError(f"expected a scipy.sparse array or matrix, got {type(value).__name__}")
         return cls.from_any(value, format, **options)
 
     @classmethod
     def from_torch(cls, value: Any, format: str | Format | None = None, **options: Any) -> SparseTensor:
         """`from_any` of a torch sparse tensor of any layout."""
         if not is_torch(value) or not is_sparse(value):
-            raise ArgumentTypeError(f"expected a torch sparse tensor, found {type(value).__name__}")
+            raise ArgumentTypeError(f"expected a torch sparse tensor, got {type(value).__name__}")
         return cls.from_any(value, format, **options)
 
     @classmethod
@@ -662,7 +662,7 @@ class SparseTensor(Operators):
             fault = f"values: expected an array for each of the {len(self.pieces)} pieces, got {shown(values)}."
             raise ArgumentTypeError(f"{fault} Pass a list of arrays, or one array with a value for each entry.")
         if len(values) != len(self.pieces):
-            raise ArgumentError(f"expected values for {len(self.pieces)} pieces, found {len(values)}")
+            raise ArgumentError(f"expected values for {len(self.pieces)} pieces, got {len(values)}")
         return [
             self._checked(v, p.packed.count, f"values in piece {p.name}")
             for v, p in zip(values, self.pieces, strict=True)
@@ -673,7 +673,7 @@ class SparseTensor(Operators):
         if array.dtype.kind not in "biufc":
             check_numbers(array, "values")
         if array.size != size:
-            raise ArgumentError(f"expected {size} {what}, found an array of shape {array.shape}")
+            raise ArgumentError(f"expected {size} {what}, got an array of shape {array.shape}")
         return array.reshape(-1)
 
     def _entry_values(self, flat: Sequence[Array]) -> Array:

@@ -147,7 +147,7 @@ class Coordinates(Source):
     def check(self, name: str, is_sound: Validator = is_sound) -> None:
         for dim, (index, extent) in enumerate(zip(self.indices, self.shape, strict=True)):
             if index.dtype.kind not in "iu":
-                raise StructureError(f"coordinates of {name} must be int32 or int64, found {index.dtype}")
+                raise StructureError(f"coordinates of {name} must be int32 or int64, got {index.dtype}")
             if is_one_fiber(UNORDERED, index, extent, is_sound):
                 continue
             entry = first_outside(index, extent)
@@ -243,10 +243,10 @@ class CooTensor:
         if self.coords.shape != expected or self.values.ndim != 1:
             shapes = f"coords of shape {self.coords.shape} and values of shape {self.values.shape}"
             raise ArgumentError(
-                f"a CooTensor of shape {self.shape} needs coords [order, nnz], values [nnz]; found {shapes}"
+                f"a CooTensor of shape {self.shape} needs coords [order, nnz], values [nnz], got {shapes}"
             )
         if self.coords.dtype.kind not in "iu":
-            raise ArgumentTypeError(f"coords of a CooTensor must be integers, found {self.coords.dtype}")
+            raise ArgumentTypeError(f"coords of a CooTensor must be integers, got {self.coords.dtype}")
 
     @classmethod
     def from_dense(cls, array: Any) -> CooTensor:
@@ -293,8 +293,8 @@ def advice_for_matrix(value: Any) -> str:
     """Return what an error says about an argument that should have been a sparse matrix."""
     kind = type(value).__name__
     if is_sparse(value) or hasattr(value, "as_source"):
-        return f"found {kind} of shape {tuple(value.shape)}; operators (A + B) and sparsetir.einsum take any order"
-    return f"pass a scipy matrix or a torch tensor with a sparse layout; found {kind}"
+        return f"got {kind} of shape {tuple(value.shape)}; operators (A + B) and sparsetir.einsum take any order"
+    return f"pass a scipy matrix or a torch tensor with a sparse layout, got {kind}"
 
 
 def _listed_values(value: Any) -> Array | None:
@@ -315,11 +315,11 @@ def holds_own_values(value: Any) -> bool:
 def whole_sizes(shape: Any, name: str) -> tuple[int, ...]:
     """Return a shape of integers as one of Python's; refuse sizes that a cast would change."""
     if not isinstance(shape, (Sequence, Iterator, np.ndarray)) or getattr(shape, "ndim", 1) != 1:
-        raise ArgumentTypeError(f"{name} must be integers, found {type(shape).__name__}; pass a tuple")
+        raise ArgumentTypeError(f"{name} must be integers, got {type(shape).__name__}; pass a tuple")
     sizes = tuple(as_index(n) for n in shape)
     wrong = [n for n in sizes if type(n) is not int]
     if wrong:
-        raise ArgumentTypeError(f"{name} must be integers, found {wrong[0]!r} in {sizes}")
+        raise ArgumentTypeError(f"{name} must be integers, got {wrong[0]!r} in {sizes}")
     return sizes
 
 
@@ -331,7 +331,7 @@ def open_source(value: Any, name: str) -> Source:
         return value.as_source()
     if not is_sparse(value):
         expected = "a scipy.sparse array, a torch sparse tensor, or an object with coords, values and shape"
-        raise ArgumentTypeError(f"{name} must be {expected}; found {type(value).__name__}")
+        raise ArgumentTypeError(f"{name} must be {expected}, got {type(value).__name__}")
     if is_torch(value):
         return _open_torch(value, name)
     values = _listed_values(value)
@@ -350,7 +350,7 @@ def _check_lists(coords: Any, values: Array, order: int, name: str) -> None:
     if len(shapes) != order or any(shape != values.shape[:1] for shape in shapes):
         fault = f"coords of shapes {', '.join(map(str, shapes))} and values of shape {values.shape}"
         raise StructureError(
-            f"{name} needs coords [order, nnz], values [nnz] and one extent per dimension, found {fault}"
+            f"{name} needs coords [order, nnz], values [nnz] and one extent per dimension, got {fault}"
         )
 
 
@@ -413,12 +413,12 @@ def check_parts(value: Any, name: str) -> None:
         places = {part: getattr(value, part) for part in parts}
     for part, array in (*places.items(), ("data", value.data)):
         if not isinstance(array, np.ndarray):
-            raise StructureError(f"{part} of {name} must be an array, found {type(array).__name__}")
+            raise StructureError(f"{part} of {name} must be an array, got {type(array).__name__}")
     for part, array in places.items():
         if array.ndim != 1:
             raise StructureError(f"{part} of {name} has shape {array.shape}, expected one dimension")
         if array.dtype.kind not in "iu":
-            raise StructureError(f"{part} of {name} must be int32 or int64, found {array.dtype}")
+            raise StructureError(f"{part} of {name} must be int32 or int64, got {array.dtype}")
     _check_data(value, name)
 
 

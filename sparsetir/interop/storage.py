@@ -157,7 +157,7 @@ def restore(stored: StoredArgument, values: Array, *, copy_structure: bool = Tru
 def entries(stored: StoredArgument, values: Array) -> Array:
     """Return values laid out like ``stored.values`` in the order and shape of the argument's own."""
     if values.size != stored.values.size:
-        raise ArgumentError(f"expected {stored.values.size} values, as many as were stored, found {values.size}")
+        raise ArgumentError(f"expected {stored.values.size} values, as many as were stored, got {values.size}")
     entry_values = values.reshape(-1)
     if stored.slots is not None:
         entry_values = entry_values[stored.slots]

@@ -228,7 +228,7 @@ def _is_file(path: Path) -> bool:
 def read_mtx(data: bytes) -> Any:
     """Read a Matrix Market file, coordinate or array, symmetries expanded."""
     if b"\0" in data:  # scipy's parser crashes
-        raise FileFormatError("expected text, found a zero byte")
+        raise FileFormatError("expected text, got a zero byte")
     data += b"\n"  # it reads on where the last line is cut inside a number
     rows, cols, entries, layout, field, _ = scipy.io.mminfo(io.BytesIO(data))
     check_rows(rows, len(data))
@@ -300,7 +300,7 @@ def read_npz(data: bytes) -> Any:
     """Read a matrix that scipy saved, or a tensor as arrays coords, values and shape."""
     stream = io.BytesIO(data)
     if not zipfile.is_zipfile(stream):
-        raise FileFormatError("expected an npz archive, which is a zip file, found something else")
+        raise FileFormatError("expected an npz archive, which is a zip file, got something else")
     with zipfile.ZipFile(stream) as archive:
         heads = check_archive(archive, len(data))
     stream.seek(0)
@@ -313,7 +313,7 @@ def read_npz(data: bytes) -> Any:
             return _checked_tensor(CooTensor(arrays["coords"], arrays["values"], shape))
     if "format" not in names:
         expected = "those of scipy.sparse.save_npz, or coords, values and shape"
-        raise FileFormatError(f"expected arrays {expected}; found {', '.join(sorted(names)) or 'none'}")
+        raise FileFormatError(f"expected arrays {expected}, got {', '.join(sorted(names)) or 'none'}")
     stream.seek(0)
     return _as_csr(sp.load_npz(stream), len(data))
 
@@ -339,11 +339,11 @@ def read_smtx(data: bytes) -> Any:
             raise FileFormatError(f"line {number}: expected three lines, got {_shown(line.encode())}")
     header = _integers(re.sub(r"\s*,\s*|\s+", " ", lines[0].strip()), 1)
     if len(header) != 3 or header.min() < 0:
-        raise FileFormatError(f'line 1: expected "rows, columns, nnz", found {lines[0][:60]!r}')
+        raise FileFormatError(f'line 1: expected "rows, columns, nnz", got {lines[0][:60]!r}')
     rows, cols, nnz = (int(n) for n in header)
     indptr, indices = _integers(lines[1], 2), _integers(lines[2], 3)
     if len(indices) != nnz:
-        raise FileFormatError(f"line 3: expected {nnz} column indices, found {len(indices)}")
+        raise FileFormatError(f"line 3: expected {nnz} column indices, got {len(indices)}")
     level = Level("columns", "sparse_variable", sorted=False)
     check_level(level, indptr, indices, parent_count=rows, length=cols, name="the file", need_sorted=False)
     return _as_csr(sp.csr_array((np.ones(nnz, np.float32), indices, indptr), shape=(rows, cols)), len(data))
@@ -361,13 +361,13 @@ def read_tns(text: bytes) -> CooTensor:
     if table.size == 0:
         raise FileFormatError("the file has no entries, so the tensor's order is not known")
     if table.shape[1] < 2:
-        raise FileFormatError(f"line {_line_of(0, text)}: expected coordinates and a value, found a single number")
+        raise FileFormatError(f"line {_line_of(0, text)}: expected coordinates and a value, got a single number")
     coords = table[:, :-1].T
     bad = np.flatnonzero(((coords < 1) | (coords != np.floor(coords)) | (coords >= 1 << 53)).any(axis=0))
     if bad.size:
         found = " ".join(f"{x:g}" for x in coords[:, bad[0]])
         where = f"line {_line_of(bad[0], text)}"
-        raise FileFormatError(f"{where}: coordinates must be whole numbers from 1 on, found {found}")
+        raise FileFormatError(f"{where}: coordinates must be whole numbers from 1 on, got {found}")
     _check_lines(text, 0, [*[COUNT] * len(coords), REAL], f"{len(coords)} integers and a value", rb"(?:#[^\n]*+)?+")
     extents = coords.max(axis=1).astype(np.int64)
     index_type = np.int32 if extents.max() <= np.iinfo(np.int32).max else np.int64
@@ -394,7 +394,7 @@ def _bad_line(text: bytes) -> str | None:
         words = line.partition("#")[0].split()
         expected = expected or len(words)
         if words and len(words) != expected:
-            return f"line {n}: expected {expected} numbers like the lines before it, found {len(words)}"
+            return f"line {n}: expected {expected} numbers like the lines before it, got {len(words)}"
         for word in words:
             if not _is_number(word):
                 return f"line {n}: {word!r} is not a number"
@@ -439,18 +439,18 @@ def _as_csr(matrix: Any, size: int) -> Any:
 def _check_pointers(indptr: Array, count: int) -> None:
     """Check the row pointers, which scipy leaves out where there are no entries."""
     if indptr[0] != 0 or indptr[-1] > count or (np.diff(indptr) < 0).any():
-        raise FileFormatError(f"expected row pointers that rise from 0 to {count}, found {indptr[:8].tolist()}")
+        raise FileFormatError(f"expected row pointers that rise from 0 to {count}, got {indptr[:8].tolist()}")
 
 
 def _check_values(values: Array) -> None:
     if values.dtype.kind not in "biufc":
-        raise FileFormatError(f"expected values that are numbers, found {values.dtype}")
+        raise FileFormatError(f"expected values that are numbers, got {values.dtype}")
 
 
 def _checked_tensor(tensor: CooTensor) -> CooTensor:
     _check_values(tensor.values)
     if min(tensor.shape, default=0) < 0:
-        raise FileFormatError(f"expected a shape of sizes that are not negative, found {tensor.shape}")
+        raise FileFormatError(f"expected a shape of sizes that are not negative, got {tensor.shape}")
     extents = np.array(tensor.shape, np.int64)[:, None]
     bad = np.flatnonzero(((tensor.coords < 0) | (tensor.coords >= extents)).any(axis=0))
     if bad.size:

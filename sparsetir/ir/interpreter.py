@@ -281,7 +281,7 @@ def _as(value: Any, dtype: Any) -> Any:
 
 def _unknown(node: Any, what: str = "") -> LoweringError:
     kind, text = what or type(node).__name__, str(node).splitlines()[0]
-    return LoweringError(f"the interpreter runs the nodes of a stage-I program, found {kind} in: {text}")
+    return LoweringError(f"the interpreter runs the nodes of a stage-I program, got {kind} in: {text}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -871,7 +871,7 @@ def _fill(machine: _Machine, buffer: Var, args: Mapping[str, Any]) -> None:
         return
     array, memory = np.asarray(args[buffer.name]), machine.memory[buffer]
     if array.size != memory.size:
-        raise ArgumentError(f"{buffer.name} must have shape {memory.shape}, found {array.shape}")
+        raise ArgumentError(f"{buffer.name} must have shape {memory.shape}, got {array.shape}")
     memory[...] = array.reshape(memory.shape)
 
 

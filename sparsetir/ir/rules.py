@@ -78,7 +78,7 @@ def functions_take_floats(facts: Facts) -> Iterator[Problem]:
         dtypes = FUNCTIONS.get(name)
         if dtypes is None or str(call.args[0].ty.dtype) in dtypes:
             return ""
-        operand = f"found {call.args[0]} of {call.args[0].ty.dtype}"
+        operand = f"got {call.args[0]} of {call.args[0].ty.dtype}"
         usual = "float32" if "float32" in dtypes else dtypes[-1]
         return f"T.{name} takes {', '.join(dtypes)}, {operand}; convert it first, as by T.{usual}(...)"
 
@@ -91,7 +91,7 @@ def bools_are_logic(facts: Facts) -> Iterator[Problem]:
     def fault(expr: Any) -> str:
         if str(expr.ty.dtype) != "bool":
             return ""
-        message = f"expected + (or), * (and), T.max, T.min or a comparison of bools, found {expr.a} {{}} {expr.b}"
+        message = f"expected + (or), * (and), T.max, T.min or a comparison of bools, got {expr.a} {{}} {expr.b}"
         return f"{message.format(NOT_OF_BOOLS[type(expr)])}; convert them first, as by T.int32(...)"
 
     yield from _faults(facts, dict.fromkeys(NOT_OF_BOOLS, fault))
@@ -102,7 +102,7 @@ def conditions_are_bools(facts: Facts) -> Iterator[Problem]:
 
     def fault(condition: Any) -> str:
         dtype = str(condition.ty.dtype)
-        return "" if dtype == "bool" else f"a condition must be a comparison, found {condition} of {dtype}; compare it"
+        return "" if dtype == "bool" else f"a condition must be a comparison, got {condition} of {dtype}; compare it"
 
     of_statement = lambda node: fault(node.condition)  # noqa: E731
     yield from _faults(facts, {tirx.IfThenElse: of_statement, tirx.While: of_statement})
@@ -292,7 +292,7 @@ def _row_fault(access: Access, buffer: SparseBuffer, place: IterationScope) -> s
     rows = [(axis, at[axis]) for axis in tree if not axis.is_assembled]
     for axis, index in rows:
         if not isinstance(index, Var) or index not in kinds:
-            message = f"the row of {buffer.name} along {axis.name} must be a variable of the sp_iter, found {index}"
+            message = f"the row of {buffer.name} along {axis.name} must be a variable of the sp_iter, got {index}"
             return f"{message}: rows of a computed pattern are filled one after the other"
     used = [v for axis in tree if axis.is_assembled for v in _variables(at[axis]) if v in kinds]
     for axis, index in rows:
@@ -507,19 +507,19 @@ def sizes_are_sizes(facts: Facts) -> Iterator[Problem]:
         for meaning, size in (("length", axis.length), ("number of positions", axis.count)):
             what = f"the {meaning} of axis {axis.name}"
             if not _is_index(str(size.ty.dtype)):
-                yield Problem(f"{what} must be an integer, found {size} of {size.ty.dtype}", axis.name)
+                yield Problem(f"{what} must be an integer, got {size} of {size.ty.dtype}", axis.name)
             if isinstance(size, tirx.IntImm) and int(size) < 0:
-                yield Problem(f"{what} must not be negative, found {int(size)}", axis.name)
+                yield Problem(f"{what} must not be negative, got {int(size)}", axis.name)
 
 
 def axes_count_in_integers(facts: Facts) -> Iterator[Problem]:
     """Require that index types are int32 or int64."""
     for axis in facts.program.axes.values():
         if axis.idtype not in INDEX_DTYPES:
-            yield Problem(f"axis {axis.name} must count in int32 or int64, found {axis.idtype}", axis.name)
+            yield Problem(f"axis {axis.name} must count in int32 or int64, got {axis.idtype}", axis.name)
         for array in (axis.indptr, axis.indices):
             if array is not None and str(array.ty.dtype) not in INDEX_DTYPES:
-                message = f"{array.name} of axis {axis.name} must hold int32 or int64, found {array.ty.dtype}"
+                message = f"{array.name} of axis {axis.name} must hold int32 or int64, got {array.ty.dtype}"
                 yield Problem(message, axis.name)
 
 
@@ -527,7 +527,7 @@ def values_have_a_known_dtype(facts: Facts) -> Iterator[Problem]:
     """Require that sparse buffers hold one of the dialect's types."""
     for buffer in facts.program.buffers.values():
         if buffer.dtype not in VALUE_DTYPES:
-            message = f"sparse buffer {buffer.name} must hold one of {', '.join(VALUE_DTYPES)}, found {buffer.dtype}"
+            message = f"sparse buffer {buffer.name} must hold one of {', '.join(VALUE_DTYPES)}, got {buffer.dtype}"
             yield Problem(message, buffer.name)
 
 
@@ -541,7 +541,7 @@ def chain_fault(axes: Sequence[Axis]) -> str:
             return f"axis {axis.name} appears twice in one buffer; a second dimension needs an axis of its own"
         if axis.parent is not None and axis.parent not in axes:
             axis_names = ", ".join(a.name for a in axes)
-            return f"a buffer over axis {axis.name} must also have its parent {axis.parent.name}, found ({axis_names})"
+            return f"a buffer over axis {axis.name} must also have its parent {axis.parent.name}, got ({axis_names})"
     for axis in axes:
         children = [a.name for a in axes if a.parent is axis]
         if len(children) > 1:
@@ -566,7 +566,7 @@ def buffers_follow_chains(facts: Facts) -> Iterator[Problem]:
     for buffer in facts.program.buffers.values():
         rank = len(buffer.view.ty.shape)
         if rank != len(buffer.axes):
-            message = f"expected one axis for each of the {rank} dimensions of {buffer.name}, found {len(buffer.axes)}"
+            message = f"expected one axis for each of the {rank} dimensions of {buffer.name}, got {len(buffer.axes)}"
             yield Problem(message, buffer.name)
         fault = chain_fault(buffer.axes)
         if fault:
@@ -588,7 +588,7 @@ def letters_fit(facts: Facts) -> Iterator[Problem]:
         iteration, kinds = place.iteration, str(place.iteration.block.annotations[SPARSE_ITER])
         letters = ["R" if iv.iter_type == REDUCE else "S" for iv in iteration.block.iter_vars]
         if kinds != "".join(letters):
-            yield _at(iteration, f"expected one letter S or R for each variable, {''.join(letters)!r}; found {kinds!r}")
+            yield _at(iteration, f"expected one letter S or R for each variable, {''.join(letters)!r}, got {kinds!r}")
 
 
 def axes_come_once(facts: Facts) -> Iterator[Problem]:
@@ -670,7 +670,7 @@ def fuse_fault(axes: Sequence[Axis]) -> str:
 def merge_fault(name: str, axes: Sequence[Axis]) -> str:
     """Return why `axes` cannot be walked together by ``T.union`` or ``T.intersect``; empty if they can."""
     if len(axes) < 2:
-        return f"T.{name} takes two axes or more, found {len(axes)}; list a single axis by itself"
+        return f"T.{name} takes two axes or more, got {len(axes)}; list a single axis by itself"
     for axis in axes:
         if axis.is_assembled:
             way = f"list {axis.name} itself: its variable runs over what the body stores"
@@ -683,7 +683,7 @@ def merge_fault(name: str, axes: Sequence[Axis]) -> str:
     for axis in axes[1:]:
         if not _same_length(first.length, axis.length):
             lengths = f"{first.name} has {first.length}, {axis.name} has {axis.length}"
-            return f"the axes of T.{name} must have one length, found that {lengths}; declare both with the same size"
+            return f"the axes of T.{name} must have one length, got {lengths}; declare both with the same size"
     return ""
 
 
@@ -704,7 +704,7 @@ def variables_have_their_axis_dtype(facts: Facts) -> Iterator[Problem]:
             for var, axis in zip(entry.vars, entry.domains, strict=True):
                 dtype = str(var.ty.dtype)
                 if dtype != axis.idtype:
-                    message = f"variable {var.name} must be {axis.idtype} like its axis {axis.name}, found {dtype}"
+                    message = f"variable {var.name} must be {axis.idtype} like its axis {axis.name}, got {dtype}"
                     yield _at(place.iteration, message)
 
 
@@ -748,11 +748,11 @@ def subscripts_fit(facts: Facts) -> Iterator[Problem]:
         rank = len(access.buffer.ty.shape) if buffer is None else len(buffer.axes)
         count = len(access.indices)
         if count != rank:
-            message = f"expected {rank} subscripts for buffer {access.name}, one for each axis, found {count}"
+            message = f"expected {rank} subscripts for buffer {access.name}, one for each axis, got {count}"
             yield Problem(message, access.name, access.node.span)
         for index in access.indices:
             if buffer is not None and not _is_index(str(index.ty.dtype)):
-                message = f"a subscript of {access.name} must be an integer, found {index} of {index.ty.dtype}; cast it"
+                message = f"a subscript of {access.name} must be an integer, got {index} of {index.ty.dtype}; cast it"
                 yield Problem(message, access.name, access.node.span)
 
 
@@ -839,7 +839,7 @@ def search_is_known(facts: Facts) -> Iterator[Problem]:
     """Require that the search of an iteration is one of the strategies."""
     for place in facts.places:
         if place.iteration.search not in SEARCHES:
-            message = f"the search of an sp_iter is one of {', '.join(SEARCHES)}, found {place.iteration.search!r}"
+            message = f"the search of an sp_iter is one of {', '.join(SEARCHES)}, got {place.iteration.search!r}"
             yield _at(place.iteration, message)
 
 

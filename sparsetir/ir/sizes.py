@@ -57,7 +57,7 @@ def code(expr: ir.Expr, args: str = "a") -> str:
         raise LoweringError(f"{fault}: pass the arrays of its axis by name")
     pattern = _BINARY.get(type(expr))
     if pattern is None:
-        raise LoweringError(f"a size may use + - * // % min max and comparisons, found {expr} ({type(expr).__name__})")
+        raise LoweringError(f"a size may use + - * // % min max and comparisons, got {expr} ({type(expr).__name__})")
     return pattern.format(code(expr.a, args), code(expr.b, args))
 
 
@@ -153,10 +153,10 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
         if name not in parameters:
             raise ArgumentError(f"no size is called {name!r}; there are: {', '.join(parameters)}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ArgumentError(f"{name} must be a whole number from 0 on, found {shown(value)}")
+            raise ArgumentError(f"{name} must be a whole number from 0 on, got {shown(value)}")
         most = LARGEST_INT32 if str(parameters[name].ty.dtype) == "int32" else (1 << 63) - 1
         if value > most:
-            raise ArgumentError(f"{name} must be at most {most}, found {shown(value)}")
+            raise ArgumentError(f"{name} must be at most {most}, got {shown(value)}")
     return func.specialize({parameters[name]: value for name, value in values.items()}) if values else func
 
 

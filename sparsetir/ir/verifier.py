@@ -124,17 +124,17 @@ def searches_fit(func: tirx.PrimFunc) -> Iterator[Problem]:
 def _search_fault(name: str, args: list[Any]) -> str:
     expected = {"find": 5, "find_rule": 3, "find_fiber": 3}.get(name)
     if name == "find_union" and (len(args) < 5 or len(args) % 3 != 2):
-        return f"expected a member, a step, and three arguments for each member, found {len(args)}"
+        return f"expected a member, a step, and three arguments for each member, got {len(args)}"
     if expected is None:
         return ""
     if len(args) != expected:
-        return f"expected {expected} arguments, found {len(args)}"
+        return f"expected {expected} arguments, got {len(args)}"
     if name != "find_rule" and not isinstance(args[0], ir.TensorLoad):
-        return f"expected the first element of a fiber as first argument, found {args[0]}"
+        return f"expected the first element of a fiber as first argument, got {args[0]}"
     if name == "find" and getattr(args[4], "value", None) not in (*SEARCHES, "walk"):
-        return f"expected one of {', '.join(SEARCHES)} as last argument, found {args[4]}"
+        return f"expected one of {', '.join(SEARCHES)} as last argument, got {args[4]}"
     wrong = [a for a in args[:3] if str(a.ty.dtype) not in INDEX_DTYPES]
-    return f"expected int32 or int64 arguments, found {wrong[0]} of {wrong[0].ty.dtype}" if wrong else ""
+    return f"expected int32 or int64 arguments, got {wrong[0]} of {wrong[0].ty.dtype}" if wrong else ""
 
 
 def dialect_is_gone(func: tirx.PrimFunc) -> Iterator[Problem]:
@@ -156,7 +156,7 @@ def buffers_are_flat(func: tirx.PrimFunc) -> Iterator[Problem]:
     for access in [*stores(func.body), *loads(func.body)]:
         rank = len(access.indices)
         if rank != 1:
-            message = f"buffer {access.name} must be one-dimensional in stage III, found {rank} subscripts"
+            message = f"buffer {access.name} must be one-dimensional in stage III, got {rank} subscripts"
             yield Problem(message, access.name, access.node.span)
 
 
@@ -212,7 +212,7 @@ STAGE_3: list[tuple[str, Rule]] = [
 def check(func: tirx.PrimFunc, *, stage: int = 1) -> Iterator[Problem]:
     """Yield the problems of one function, rule by rule; none for a sound one."""
     if not isinstance(stage, int) or stage not in (1, 2, 3):
-        raise VerifyError(f"stage must be 1, 2 or 3, found {shown(stage)}")
+        raise VerifyError(f"stage must be 1, 2 or 3, got {shown(stage)}")
     subject = rules.facts_of(func) if stage == 1 else func
     for name, rule in (STAGE_1, STAGE_2, STAGE_3)[stage - 1]:
         for problem in rule(subject):
@@ -243,7 +243,7 @@ def verify(func: Any, *, stage: int = 1) -> None:
     for function in functions:
         if not isinstance(function, tirx.PrimFunc):
             if function is func:
-                raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, found {type(func).__name__}")
+                raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, got {type(func).__name__}")
             continue
         for problem in check(function, stage=stage):
             raise VerifyError(f"{problem.message}{_line(problem.span)}", problem.construct)

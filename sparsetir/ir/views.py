@@ -348,7 +348,7 @@ def decode_axis(var: Var, value: Call, axes: dict[Var, Axis]) -> Axis:
         return Axis(var, kind, length=args[0], count=args[0])
     parent = None if dialect.is_call(args[0], "root") else axes.get(args[0])
     if parent is None and not dialect.is_call(args[0], "root"):
-        message = f"the parent of axis {var.name} must be an axis declared before it, found {args[0]}"
+        message = f"the parent of axis {var.name} must be an axis declared before it, got {args[0]}"
         raise VerifyError(message, str(var.name))
     above = const(1) if parent is None else parent.count
     if kind == "sparse_assembled":

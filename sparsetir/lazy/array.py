@@ -157,7 +157,7 @@ class Lazy:
     def T(self) -> Lazy:
         """The transposed array."""
         if self.ndim != 2:
-            raise ArgumentError(f".T is of a matrix, found {self.ndim} dimensions")
+            raise ArgumentError(f".T is of a matrix, got {self.ndim} dimensions")
         if self.op == "transpose":
             return self.args[0]
         if self.op == "chain":
@@ -177,7 +177,7 @@ class Lazy:
         """Return the softmax of every row; of a sparse matrix over what the row stores."""
         self.plain()
         if not self.ndim:
-            raise ArgumentError("softmax is of the rows of an array, found no dimension")
+            raise ArgumentError("softmax is of the rows of an array, got no dimension")
         return Lazy("softmax", (self,), self.shape, self.dtype, pattern=self.pattern)
 
     def reduced(self, name: str, axis: Axis) -> Lazy:
@@ -279,7 +279,7 @@ def lazy(value: Any, dtype: str | None = None) -> Lazy:
         return Lazy("number", (), (), dtype, value=float(as_real(value, "value")))
     if is_sparse(value):
         if len(value.shape) != 2:
-            raise ArgumentError(f"a lazy sparse array is a matrix, found {len(value.shape)} dimensions")
+            raise ArgumentError(f"a lazy sparse array is a matrix, got {len(value.shape)} dimensions")
         return Lazy("sparse", (), value.shape, _checked(value), value=value)
     array = value if is_torch(value) else array_of_numbers(value, "value")
     return Lazy("dense", (), array.shape, _checked(array), value=array)
@@ -288,7 +288,7 @@ def lazy(value: Any, dtype: str | None = None) -> Lazy:
 def _checked(value: Any) -> str:
     name = dtype_name(value.dtype)
     if name not in FLOATS:
-        raise ArgumentTypeError(f"lazy arrays are of {', '.join(FLOATS)}, found {name}: pass .astype('float32')")
+        raise ArgumentTypeError(f"lazy arrays are of {', '.join(FLOATS)}, got {name}: pass .astype('float32')")
     return name
 
 
@@ -317,7 +317,7 @@ def matmul(a: Lazy, b: Lazy) -> Lazy:
         return Lazy("chain", (a, b), (a.shape[0], b.shape[1]), _common(a, b))
     for sparse, other in ((a, b), (b, a)):
         if sparse.is_factor and other.ndim > 2:
-            raise ArgumentError(f"a sparse matrix multiplies matrices and vectors, found {other.ndim} dimensions")
+            raise ArgumentError(f"a sparse matrix multiplies matrices and vectors, got {other.ndim} dimensions")
     if a.op == "chain":  # from the dense array on, so that no pattern has to be computed
         return matmul(a.args[0], matmul(a.args[1], b))
     if b.op == "chain":

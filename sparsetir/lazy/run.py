@@ -59,7 +59,7 @@ def compute(*arrays: Any, tune: float | None = None, database: str | Path | None
     """
     for array in arrays:
         if not isinstance(array, Lazy):
-            raise ArgumentTypeError(f"compute takes lazy arrays, found {type(array).__name__}: see sparsetir.lazy")
+            raise ArgumentTypeError(f"compute takes lazy arrays, got {type(array).__name__}: see sparsetir.lazy")
         array.plain()
     if not arrays:
         return ()
@@ -257,7 +257,7 @@ def _option(name: str, value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        fault = f"{name} of a fused function is part of its kind, found {type(value).__name__}"
+        fault = f"{name} of a fused function is part of its kind, got {type(value).__name__}"
         raise ArgumentTypeError(f"{fault}: pass what can be hashed, and arrays by position") from None
     return exact(value)
 
@@ -273,7 +273,7 @@ def _traced(function: Callable[..., Any], arrays: Sequence[Any], options: dict[s
     results = list(returned) if isinstance(returned, tuple) else [returned]
     for result in results:
         if not isinstance(result, Lazy):
-            raise ArgumentTypeError(f"a fused function returns lazy arrays, found {type(result).__name__}")
+            raise ArgumentTypeError(f"a fused function returns lazy arrays, got {type(result).__name__}")
         result.plain()
     results = _folded(results, arguments)
     leaves = [node for node in nodes(results) if node.op in ("dense", "sparse")]

@@ -163,7 +163,7 @@ def as_module(func: Any) -> ir.IRModule:
     if isinstance(func, ir.IRModule):
         return func
     if not isinstance(func, tirx.PrimFunc):
-        raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, found {describe_argument(func)}")
+        raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, got {describe_argument(func)}")
     name = func.attrs.get("global_symbol", "main") if func.attrs is not None else "main"
     return ir.IRModule({str(name): func.with_attr("global_symbol", str(name))})
 
@@ -174,9 +174,7 @@ def single(func: Any) -> tirx.PrimFunc:
         functions = [f for f in func.functions.values() if isinstance(f, tirx.PrimFunc)]
         if len(functions) != 1:
             names = ", ".join(gv.name_hint for gv in func.functions)
-            raise VerifyError(
-                f"expected a module with one PrimFunc, found {len(functions)} ({names}); build mod['name']"
-            )
+            raise VerifyError(f"expected a module with one PrimFunc, got {len(functions)} ({names}); build mod['name']")
         func = functions[0]
     mod = as_module(func)
     return next(iter(mod.functions.values()))

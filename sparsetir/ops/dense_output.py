@@ -237,7 +237,7 @@ GROUPED_RESULTS = {"rows": "SSRS", "transposed": "SSSR", "weights": "SRSS"}
 
 def _only(format: str, supported: tuple[str, ...], name: str) -> None:
     if format not in supported:
-        raise ArgumentError(f"{name} is written for the formats {', '.join(supported)}, found {shown(format)}")
+        raise ArgumentError(f"{name} is written for the formats {', '.join(supported)}, got {shown(format)}")
 
 
 @memoize_program
@@ -277,7 +277,7 @@ def spmm(
     """
     _only(format, FORMATS, "spmm")
     if block is not None and format != "bsr":
-        raise ArgumentError(f"block is the edge of a block of the format bsr, found block={shown(block)} for {format}")
+        raise ArgumentError(f"block is the edge of a block of the format bsr, got block={shown(block)} for {format}")
     in_parts = check_precision(precision, dtype)
     if format == "bsr":
         program = _spmm_bsr(dtype, idtype, 4 if block is None else block)

@@ -43,7 +43,7 @@ def spgemm(
     """
     if block is not None:
         if not (isinstance(block, tuple) and len(block) == 3 and all(isinstance(n, int) and n > 0 for n in block)):
-            raise ArgumentError(f"block is a tuple of three positive sizes (r, q, s), found {shown(block)}")
+            raise ArgumentError(f"block is a tuple of three positive sizes (r, q, s), got {shown(block)}")
         return _block_spgemm(dtype, idtype, *block)
     size = T.int64 if idtype == "int64" else T.int32
 

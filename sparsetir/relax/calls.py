@@ -99,7 +99,7 @@ def segment_reduce(x: Any, indptr: Any, reduce: str = "sum") -> ir.Call:
         (m,) or (m, feat).
     """
     if not isinstance(reduce, str) or reduce not in REDUCTIONS:
-        raise ArgumentError(f"reduce is one of {', '.join(REDUCTIONS)}; found {shown(reduce)}")
+        raise ArgumentError(f"reduce is one of {', '.join(REDUCTIONS)}, got {shown(reduce)}")
     return call(f"segment_{reduce}", x, indptr)
 
 

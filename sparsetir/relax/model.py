@@ -135,9 +135,9 @@ class ModelSignature:
         names = [argument.name for argument in self.arguments]
         unknown = next((name for name in named if name not in names[len(args) :]), None)
         if unknown is not None:
-            raise ArgumentTypeError(f"{self.function} takes {self}; found another argument {unknown}")
+            raise ArgumentTypeError(f"{self.function} takes {self}, got another argument {unknown}")
         if len(args) + len(named) != len(names):
-            raise ArgumentTypeError(f"{self.function} takes {self}; found {len(args) + len(named)} arguments")
+            raise ArgumentTypeError(f"{self.function} takes {self}, got {len(args) + len(named)} arguments")
         return [*args, *(named[name] for name in names[len(args) :])]
 
     def __str__(self) -> str:
@@ -240,7 +240,7 @@ def to_tvm(value: Any, name: str) -> tvm.runtime.Tensor:
             raise ArgumentTypeError(f"{name}: expected real numbers of up to 64 bits, got {array.dtype}. Convert them.")
         return _from_numpy(array)
     expected = "a torch tensor, a numpy array or a TVM tensor"
-    raise ArgumentTypeError(f"{name} must be {expected}; found {type(value).__name__}")
+    raise ArgumentTypeError(f"{name} must be {expected}, got {type(value).__name__}")
 
 
 def _from_torch(tensor: Any, name: str) -> tvm.runtime.Tensor:
@@ -367,7 +367,7 @@ class CompiledModel:
         """
         path = as_path(path, "path")
         if path.suffix not in SUFFIXES:
-            raise ArgumentError(f"a model is saved as a library: expected a name ending in .so, found {path.name}")
+            raise ArgumentError(f"a model is saved as a library: expected a name ending in .so, got {path.name}")
         check_folder_of(path)
         if self.executable is None:
             raise ArgumentError("a model that was loaded is not saved again: copy its file")
@@ -469,7 +469,7 @@ def load(path: str | Path) -> CompiledModel:
     if not path.is_file():
         raise MissingFileError(f"path: there is no model at {path}.")
     if path.suffix not in SUFFIXES:
-        raise ArgumentError(f"a model is a library: expected a name ending in .so, found {path.name}")
+        raise ArgumentError(f"a model is a library: expected a name ending in .so, got {path.name}")
     if not is_whole_library(path):
         raise ArgumentError(f"{path.name} is damaged. Save the model again.")
     get_num_threads()  # Sets the number of threads: TVM's default is half of the cores.
@@ -526,7 +526,7 @@ def _passed(mod: ir.IRModule, passes: Any, target: Any) -> ir.IRModule:
     sequence = [] if passes is None else list(passes) if isinstance(passes, (list, tuple)) else [passes]
     for one in sequence:
         if not isinstance(one, tvm.transform.Pass):
-            raise ArgumentTypeError(f"sparsify takes passes over an IRModule; found {type(one).__name__}")
+            raise ArgumentTypeError(f"sparsify takes passes over an IRModule, got {type(one).__name__}")
     with own_errors(), target:
         for one in sequence:
             mod = one(mod)
@@ -539,7 +539,7 @@ def _function_of(mod: ir.IRModule) -> str:
         return "main"
     if len(names) != 1:
         listing = ", ".join(names) or "none"
-        raise ArgumentError(f"expected a module with a function main, or with one Relax function; found {listing}")
+        raise ArgumentError(f"expected a module with a function main, or with one Relax function, got {listing}")
     return names[0]
 
 
@@ -808,7 +808,7 @@ def bind(mod: ir.IRModule, params: Mapping[str, Any] | None) -> ir.IRModule:
     params = {} if params is None else as_mapping(params, "params", "values by the names of parameters")
     if not isinstance(mod, ir.IRModule):
         advice = ": it is compiled, call it" if isinstance(mod, CompiledModel) else ""
-        raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(mod).__name__}{advice}")
+        raise ArgumentTypeError(f"expected an IRModule with a Relax function main, got {type(mod).__name__}{advice}")
     functions = {str(v.name_hint): f for v, f in mod.functions.items() if isinstance(f, relax.Function)}
     names = {function: [str(p.name) for p in func.params] for function, func in functions.items()}
     unknown = next((name for name in params if not any(name in params_of for params_of in names.values())), None)

@@ -56,7 +56,7 @@ class SparseLinear(nn.Module):
         matrix = _matrix(nnz_or_csr, (out_features, in_features)) if sp.issparse(nnz_or_csr) else None
         if matrix is None and not isinstance(nnz_or_csr, (int, np.integer)):
             class_name = type(nnz_or_csr).__name__
-            raise ArgumentTypeError(f"expected a number of entries or a scipy.sparse matrix; found {class_name}")
+            raise ArgumentTypeError(f"expected a number of entries or a scipy.sparse matrix, got {class_name}")
         nnz = int(nnz_or_csr) if matrix is None else matrix.nnz
         dtype = dtype or ("float32" if matrix is None else str(matrix.dtype))
         self.in_features, self.out_features, self.nnz = in_features, out_features, nnz
@@ -71,7 +71,7 @@ class SparseLinear(nn.Module):
     def from_scipy(cls, csr: Any, bias: Any = None, *, idtype: str = "int32") -> SparseLinear:
         """Create a layer with a given weight, of shape (out_features, in_features), and a bias or none."""
         if not sp.issparse(csr):
-            raise ArgumentTypeError(f"expected a scipy.sparse matrix; found {type(csr).__name__}")
+            raise ArgumentTypeError(f"expected a scipy.sparse matrix, got {type(csr).__name__}")
         layer = cls(csr.shape[1], csr.shape[0], csr, bias is not None, idtype=idtype)
         if layer.bias is not None:
             if np.shape(bias) != (layer.out_features,):
@@ -83,7 +83,7 @@ class SparseLinear(nn.Module):
         """Replace the weight by a matrix of the same shape and number of entries."""
         matrix = _matrix(csr, (self.out_features, self.in_features))
         if matrix.nnz != self.nnz:
-            raise ArgumentError(f"the layer was made for {self.nnz} entries; found {matrix.nnz}")
+            raise ArgumentError(f"the layer was made for {self.nnz} entries, got {matrix.nnz}")
         arrays = (matrix.data, matrix.indptr, matrix.indices)
         for parameter, array in zip((self.data, self.indptr, self.indices), arrays, strict=True):
             parameter.data = array.astype(parameter.dtype)

@@ -75,8 +75,8 @@ def _sddmm(a: OperatorArguments) -> relax.TensorType:
     a.agree("X", 1, "Y", 1)
     m = a.rows("indices")
     if sym.Analyzer().can_prove(tirx.NE(a.shape("X")[0], m)):
-        mismatch = f"found {shown(a.shape('X')[0])} for {shown(m)}"
-        raise a.wrong(f"takes X with a row for each row of the matrix; {mismatch}")
+        mismatch = f"got {shown(a.shape('X')[0])} for {shown(m)}"
+        raise a.wrong(f"takes X with a row for each row of the matrix, {mismatch}")
     return relax.TensorType(a.shape("data"), a.dtype("data"))
 
 
@@ -112,7 +112,7 @@ def _segment_expand(a: OperatorArguments) -> relax.TensorType:
     a.check("x", (1, 2), FLOATS)
     m, (rows, *feat) = a.rows(), a.shape("x")
     if sym.Analyzer().can_prove(tirx.NE(rows, m)):
-        raise a.wrong(f"takes x with an element for each row; found {shown(rows)} for {shown(m)} rows")
+        raise a.wrong(f"takes x with an element for each row, got {shown(rows)} for {shown(m)} rows")
     return relax.TensorType([a.size("nnz"), *feat], a.dtype("x"))
 
 
@@ -169,9 +169,7 @@ def _blocks(a: OperatorArguments, *names: str) -> tuple[Any, Any]:
     if not isinstance(length, tirx.IntImm) or not isinstance(rows, tirx.IntImm):
         raise a.wrong("takes Q and indptr of known shapes: the block size is their ratio")
     if int(rows) < 2 or int(length) % (int(rows) - 1):
-        raise a.wrong(
-            f"takes indptr with a row for each block of Q; found {int(rows) - 1} rows for a length of {length}"
-        )
+        raise a.wrong(f"takes indptr with a row for each block of Q, got {int(rows) - 1} rows for a length of {length}")
     return heads, length
 
 
@@ -281,16 +279,14 @@ def _as_expr(operator: Operator, arguments: OperatorArguments, name: str, value:
         try:
             return constant(value)
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            raise arguments.wrong(
-                f"takes {name} as a tensor; found {type(value).__name__}", ArgumentTypeError
-            ) from error
+            raise arguments.wrong(f"takes {name} as a tensor, got {type(value).__name__}", ArgumentTypeError) from error
     if name in operator.sizes and is_integer(value):
         if not 0 <= value <= np.iinfo("int64").max:
-            raise arguments.wrong(f"takes {name} as a size of at most 64 bits; found {shown_value(value)}")
+            raise arguments.wrong(f"takes {name} as a size of at most 64 bits, got {shown_value(value)}")
         return tirx.const(int(value), "int64")
     if name in operator.scalars and (is_integer(value) or isinstance(value, (float, np.floating))):
         return tirx.const(float(as_real(value, name)), "float32")
-    raise arguments.wrong(f"takes {name} as a number; found {shown_value(value)}", ArgumentTypeError)
+    raise arguments.wrong(f"takes {name} as a number, got {shown_value(value)}", ArgumentTypeError)
 
 
 def call(name: str, *args: Any) -> ir.Call:
@@ -401,7 +397,7 @@ class OperatorArguments:
     def __init__(self, name: str, names: tuple[str, ...], values: Any) -> None:
         self.name, self.names, self.values = name, names, list(values)
         if len(self.values) != len(names):
-            raise self.wrong(f"takes {', '.join(names)}; found {len(self.values)} arguments")
+            raise self.wrong(f"takes {', '.join(names)}, got {len(self.values)} arguments")
 
     def wrong(self, fault: str, kind: type[Exception] = ArgumentError) -> Exception:
         return kind(f"R.sparse.{self.name} {fault}")
@@ -427,22 +423,22 @@ class OperatorArguments:
             return float(value.value.numpy())
         if isinstance(value, (tirx.FloatImm, tirx.IntImm)):
             return float(value.value)
-        raise self.wrong(f"takes {name} as a number known when the model is built; found {value}", ArgumentTypeError)
+        raise self.wrong(f"takes {name} as a number known when the model is built, got {value}", ArgumentTypeError)
 
     def check(self, name: str, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
         """Raise unless an argument is a tensor of one of these ranks and dtypes."""
         argument_type = self._type(name)
         if argument_type.ndim not in dims:
             ranks = " or ".join(map(str, dims))
-            raise self.wrong(f"takes {name} with {ranks} dimensions; found {argument_type.ndim}")
+            raise self.wrong(f"takes {name} with {ranks} dimensions, got {argument_type.ndim}")
         if self.dtype(name) not in dtypes:
-            raise self.wrong(f"takes {name} of {' or '.join(dtypes)}; found {self.dtype(name)}", ArgumentTypeError)
+            raise self.wrong(f"takes {name} of {' or '.join(dtypes)}, got {self.dtype(name)}", ArgumentTypeError)
 
     def agree(self, one: str, at: int, other: str, of: int) -> None:
         """Raise if two sizes that must be the same are known to differ."""
         for name, dimension in ((one, at), (other, of)):
             if self._type(name).ndim <= dimension:
-                raise self.wrong(f"takes {name} with {dimension + 1} dimensions or more; found {self._type(name).ndim}")
+                raise self.wrong(f"takes {name} with {dimension + 1} dimensions or more, got {self._type(name).ndim}")
         a, b = self.shape(one)[at], self.shape(other)[of]
         if sym.Analyzer().can_prove(tirx.NE(tirx.const(0, "int64") + a, b)):
             mismatch = f"{one}.shape[{at}] is {shown(a)} but {other}.shape[{of}] is {shown(b)}"
@@ -460,7 +456,7 @@ class OperatorArguments:
         value = self[name]
         if isinstance(value, ir.Expr) and isinstance(value.ty, ir.PrimType) and str(value.ty.dtype) == "int64":
             return value
-        raise self.wrong(f"takes {name} as a number of int64; found {value}", ArgumentTypeError)
+        raise self.wrong(f"takes {name} as a number of int64, got {value}", ArgumentTypeError)
 
     def columns(self) -> Any:
         """Return the exclusive upper bound of `indices`, the number of columns."""
@@ -491,13 +487,13 @@ class OperatorArguments:
         self.same_dtype("indptr", *indices)
         length = self.shape("indptr")[0]
         if isinstance(length, tirx.IntImm) and int(length) < 1:
-            raise self.wrong("takes indptr with one element more than there are rows; found none")
+            raise self.wrong("takes indptr with one element more than there are rows, got none")
         return sym.Analyzer().simplify(length - 1)
 
     def _type(self, name: str) -> Any:
         argument_type = self[name].ty
         if not isinstance(argument_type, relax.TensorType):
-            raise self.wrong(f"takes {name} as a tensor; found {argument_type}", ArgumentTypeError)
+            raise self.wrong(f"takes {name} as a tensor, got {argument_type}", ArgumentTypeError)
         return argument_type
 
 

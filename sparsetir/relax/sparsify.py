@@ -465,10 +465,10 @@ class SparsifyWeights:
             fault = f"dtype: expected None with decide='predict', got {shown(dtype)}"
             raise ArgumentError(f"{fault}. Measure, or leave it out.")
         if not isinstance(decide, str) or decide not in ("measure", "predict"):
-            raise ArgumentError(f"decide is 'measure' or 'predict', found {shown(decide)}")
+            raise ArgumentError(f"decide is 'measure' or 'predict', got {shown(decide)}")
         if not (is_real(rows) and is_real(most_dense)) or rows < 1 or not 0 <= most_dense <= 1:
             found = f"{shown(rows)} and {shown(most_dense)}"
-            raise ArgumentError(f"rows must be positive and most_dense from 0 to 1; found {found}")
+            raise ArgumentError(f"rows must be positive and most_dense from 0 to 1, got {found}")
         tune, progress = as_flag(tune, "tune"), as_flag(progress, "progress")
         path = None if database is None else as_path(database, "database", "the path of a file of records")
         if tune and path is None:

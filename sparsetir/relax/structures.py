@@ -228,7 +228,7 @@ def check_structure({inputs}, {sizes}out: T.Buffer((p,), "{idtype}")):
         T.reads()
         T.writes()
         assert p >= 1, (
-            "{kind}", ["R.sparse.{name}: indptr must have one element more than there are rows; found none"])
+            "{kind}", ["R.sparse.{name}: indptr must have one element more than there are rows, got none"])
         bad = T.alloc_buffer((1,), "int32", scope="local")
         bad[0] = T.Cast("int32", T.Or(indptr[0] != 0, T.Cast("int64", indptr[p - 1]) != T.Cast("int64", {count})))
         for i in T.serial(p - 1):
@@ -321,7 +321,7 @@ def check_constants(name: str, indptr: Any, bounds: dict[str, tuple[Any, int]], 
         raise ArgumentError(f"R.sparse.{name}: indptr must rise from 0 to {nnz}, the number of entries")
     for array, (values, limit) in index_arrays.items():
         if values.size and not 0 <= values.min() <= values.max() < limit:
-            fault = f"{array} must be from 0 to {limit - 1}; found {values.min()} to {values.max()}"
+            fault = f"{array} must be from 0 to {limit - 1}, got {values.min()} to {values.max()}"
             raise ArgumentError(f"R.sparse.{name}: {fault}")
 
 

@@ -159,7 +159,7 @@ class Converter:
                 continue
             if name not in self.groups or not is_sparse(value):
                 expected = f"{name} is stored as {self.decomposition.formats.get(group.name)!r} here"
-                raise ArgumentTypeError(f"{expected}: pass a sparse object, found {type(value).__name__}")
+                raise ArgumentTypeError(f"{expected}: pass a sparse object, got {type(value).__name__}")
             self._add(group, name, value, translated, converted, is_kept)
         return translated, converted
 

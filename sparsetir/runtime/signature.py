@@ -382,8 +382,8 @@ class Signature:
         inputs = [b.name for n, b in self.holder.items() if n not in self.results and b.name.isidentifier()]
         form = ", ".join(f"{name}=..." for name in inputs)
         count = len(arguments)
-        description = f"found {count} without {'a name' if count == 1 else 'names'}"
-        return ArgumentTypeError(f"a kernel takes its arguments by name, as in kernel({form}); {description}")
+        description = f"got {count} without {'a name' if count == 1 else 'names'}"
+        return ArgumentTypeError(f"a kernel takes its arguments by name, as in kernel({form}), {description}")
 
     def is_plain(self, storage: str) -> bool:
         """Return whether a parameter is an ordinary dense array for the caller."""
@@ -415,11 +415,11 @@ class Signature:
         """Raise unless a value can be that of a scalar parameter."""
         param = self.by_name[name]
         if isinstance(value, bool) or not isinstance(value, (int, np.integer, float, np.floating)):
-            raise ArgumentTypeError(f"{param.name} must be a number ({param.dtype}), found {type(value).__name__}")
+            raise ArgumentTypeError(f"{param.name} must be a number ({param.dtype}), got {type(value).__name__}")
         if not param.dtype.startswith(("int", "uint")):
             return
         if not is_integer(value):
-            raise ArgumentTypeError(f"{param.name} must be an integer, found {value!r}")
+            raise ArgumentTypeError(f"{param.name} must be an integer, got {value!r}")
         if param.dtype == "int32" and abs(int(value)) > LARGEST_INT32:
             raise ArgumentError(f"{param.name} = {value} does not fit int32; write the program with T.int64 sizes")
         bounds = np.iinfo(param.dtype)
@@ -445,10 +445,10 @@ class Signature:
             interop.check_detached(value, name, "a kernel")
         if interop.is_sparse(value):
             if buffer is not None and name != buffer.name and not buffer.is_dense:
-                message = f"{name} is the array of the values that {buffer.name} stores, found a sparse"
+                message = f"{name} is the array of the values that {buffer.name} stores, got a sparse"
                 raise ArgumentTypeError(f"{message} {type(value).__name__}: pass it as {buffer.name}=...")
             if buffer is None or buffer.is_dense:
-                fault = f"{name} is dense in this kernel, found a sparse {type(value).__name__}"
+                fault = f"{name} is dense in this kernel, got a sparse {type(value).__name__}"
                 raise ArgumentTypeError(f"{fault}: pass a dense array of it")
             self._sparse(args, buffer, value)
             return
@@ -625,7 +625,7 @@ class Signature:
             name = args.given.get(param.name, self.shown(param.name))
             dimensions = f"{rank} dimension{'s' if rank != 1 else ''}"
             hint = "; reshape it" if array.ndim == 1 else ""
-            raise ArgumentError(f"{name} must have {dimensions}, found shape {array.shape}{hint}")
+            raise ArgumentError(f"{name} must have {dimensions}, got shape {array.shape}{hint}")
         at = array.ndim - rank + 1
         return array.reshape(math.prod(array.shape[:at]), *array.shape[at:])
 

@@ -34,7 +34,7 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*args: Any, **kwargs: Any) -> Any:
         values = [*args, *(value for key, value in kwargs.items() if key != "span")]
         if any(value is None for value in values):
-            message = f"T.{name} takes numbers and expressions, found None"
+            message = f"T.{name} takes numbers and expressions, got None"
             raise VerifyError(f"{message}; a function that is called here must return an expression")
         return function(*args, **kwargs)
 
@@ -96,7 +96,7 @@ def function_scope() -> Iterator[None]:
 def _check_idtype(idtype: Any) -> str:
     name = dtype_name(idtype)
     if name not in INDEX_DTYPES:
-        message = f"an axis counts in int32 or int64, found idtype={shown(idtype)}"
+        message = f"an axis counts in int32 or int64, got idtype={shown(idtype)}"
         raise VerifyError(message)
     return name
 
@@ -104,7 +104,7 @@ def _check_idtype(idtype: Any) -> str:
 def _check_dtype(dtype: Any) -> str:
     name = dtype_name(dtype)
     if name not in VALUE_DTYPES:
-        message = f"a sparse buffer holds one of {', '.join(VALUE_DTYPES)}, found dtype={shown(dtype)}"
+        message = f"a sparse buffer holds one of {', '.join(VALUE_DTYPES)}, got dtype={shown(dtype)}"
         raise VerifyError(message)
     return name
 
@@ -112,13 +112,13 @@ def _check_dtype(dtype: Any) -> str:
 def _size(value: Any, dtype: str) -> ir.Expr:
     value = as_index(value)
     if isinstance(value, bool) or not isinstance(value, (int, ir.Expr)):
-        raise VerifyError(f"a size must be an integer or an integer expression, found {shown(value)}")
+        raise VerifyError(f"a size must be an integer or an integer expression, got {shown(value)}")
     if isinstance(value, int):
         if value < 0:
-            raise VerifyError(f"a size must not be negative, found {value}")
+            raise VerifyError(f"a size must not be negative, got {value}")
         return const(value, dtype)
     if not str(value.ty.dtype).startswith(("int", "uint")):
-        raise VerifyError(f"a size must be an integer, found {value} of {value.ty.dtype}")
+        raise VerifyError(f"a size must be an integer, got {value} of {value.ty.dtype}")
     return value
 
 
@@ -126,7 +126,7 @@ def _pair(value: Any, meaning: str) -> tuple[Any, Any]:
     if not isinstance(value, (tuple, list)):
         return value, None
     if len(value) != 2:
-        raise VerifyError(f"expected {meaning}, found a tuple of {len(value)}")
+        raise VerifyError(f"expected {meaning}, got a tuple of {len(value)}")
     return value[0], value[1]
 
 
@@ -134,7 +134,7 @@ def _axis_of(value: Any, role: str) -> Axis:
     axis = _scopes.functions[-1].axes.get(value) if isinstance(value, Var) else None
     if axis is None:
         shown = value.name if isinstance(value, Var) else value
-        raise VerifyError(f"{role} must be an axis declared earlier in this function, found {shown!r}")
+        raise VerifyError(f"{role} must be an axis declared earlier in this function, got {shown!r}")
     return axis
 
 
@@ -161,14 +161,14 @@ def _auxiliary(array: Any, shape: list[ir.Expr], idtype: str, role: str) -> Var:
     if tirx.is_buffer_var(array):
         description = str(array.ty.dtype)
         if description not in INDEX_DTYPES:
-            raise VerifyError(f"{role} must be an int32 or int64 array, found {array.name} of {description}")
+            raise VerifyError(f"{role} must be an int32 or int64 array, got {array.name} of {description}")
         if len(array.ty.shape) != 1:
             description = f"{array.name} with {len(array.ty.shape)} dimensions"
-            message = f"{role} must be one-dimensional, found {description}; declare and pass it flat"
+            message = f"{role} must be one-dimensional, got {description}; declare and pass it flat"
             raise VerifyError(message)
         return array
     if not _is_handle(array):
-        raise VerifyError(f"{role} must be a T.handle or T.Buffer parameter, found {_shown(array)}")
+        raise VerifyError(f"{role} must be a T.handle or T.Buffer parameter, got {_shown(array)}")
     matched = _scopes.functions[-1].matched
     if array not in matched:
         buffer = T.match_buffer(array, shape, idtype, align=itemsize(idtype))
@@ -341,7 +341,7 @@ def sparse_variable(
     axis, operand, above = _parent_args(parent)
     length, nnz = _pair(shape, "length or (length, nnz)")
     if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
-        raise VerifyError(f"a sparse_variable axis needs (indptr, indices), found {shown(arrays)}")
+        raise VerifyError(f"a sparse_variable axis needs (indptr, indices), got {shown(arrays)}")
     indptr, indices = arrays
     pointers = _auxiliary(indptr, [above + 1], idtype, "indptr")
     if _is_formula(indices):
@@ -418,7 +418,7 @@ def fuse(*axes: Any) -> Call:
     """Iterate the stored positions of a chain of axes as one loop, in an sp_iter list."""
     chain = [_axis_of(a, "a fused axis") for a in axes]
     if len(chain) < 2:
-        raise VerifyError(f"T.fuse takes two axes or more, found {len(chain)}")
+        raise VerifyError(f"T.fuse takes two axes or more, got {len(chain)}")
     fault = fuse_fault(chain)
     if fault:
         raise VerifyError(fault, chain[0].name)
@@ -501,7 +501,7 @@ def match_sparse_buffer(
     decoded = _buffer_axes(axes)
     computed = next((a for a in decoded if a.is_assembled), None)
     if computed is not None and not _is_handle(handle):
-        message = f"a result over {computed.name} is a T.handle parameter, found {_shown(handle)}"
+        message = f"a result over {computed.name} is a T.handle parameter, got {_shown(handle)}"
         raise VerifyError(f"{message}: the program computes how many values there are", computed.name)
     if extra_storage is not None:
         raise VerifyError("extra_storage belongs to auxiliary arrays, which this dialect declares on the axis")
@@ -510,7 +510,7 @@ def match_sparse_buffer(
         if str(storage.ty.dtype) != dtype:
             raise VerifyError(f"buffer {handle.name} holds {storage.ty.dtype}, match_sparse_buffer says {dtype}")
     elif not _is_handle(handle):
-        raise VerifyError(f"match_sparse_buffer takes a T.handle or T.Buffer parameter, found {_shown(handle)}")
+        raise VerifyError(f"match_sparse_buffer takes a T.handle or T.Buffer parameter, got {_shown(handle)}")
     elif handle not in _scopes.functions[-1].matched:
         shape = _storage_shape(decoded)
         storage, name = T.match_buffer(handle, shape, dtype, align=itemsize(dtype)), str(handle.name)
@@ -564,7 +564,7 @@ def _is_axes(shape: Any) -> bool:
     is_axis = [isinstance(s, Var) and s in _scopes.functions[-1].axes for s in items]
     if any(is_axis) and not all(is_axis):
         axis, size = items[is_axis.index(True)], items[is_axis.index(False)]
-        message = f"a buffer lies over axes or has sizes, found the size {size} beside axis {axis.name}"
+        message = f"a buffer lies over axes or has sizes, got the size {size} beside axis {axis.name}"
         raise VerifyError(f"{message}: declare an axis T.dense_fixed({size}) and list it")
     return bool(items) and all(is_axis)
 
@@ -605,10 +605,10 @@ def _entries(axes: Any) -> list[tuple[Axis, Call]]:
 
 def _check_kinds(kinds: Any, count: int) -> str:
     if not isinstance(kinds, str):
-        raise VerifyError(f"the kinds of an sp_iter are a string of S and R, found {shown(kinds)}")
+        raise VerifyError(f"the kinds of an sp_iter are a string of S and R, got {shown(kinds)}")
     wrong = [c for c in kinds if c not in "SR"]
     if wrong:
-        raise VerifyError(f"each letter of an sp_iter is S (spatial) or R (reduction), found {wrong[0]!r} in {kinds!r}")
+        raise VerifyError(f"each letter of an sp_iter is S (spatial) or R (reduction), got {wrong[0]!r} in {kinds!r}")
     if len(kinds) != count:
         raise VerifyError(f"sp_iter iterates {count} axes but {kinds!r} has {len(kinds)} letters; give one per axis")
     return kinds
@@ -658,10 +658,10 @@ def sp_iter_attr(attrs: dict[str, Any]) -> None:
     """Annotate the enclosing sp_iter. ``{"search": "inline" | "hoist" | "merge"}`` chooses the search."""
     frames = IRBuilder.current().frames
     if not frames or not isinstance(frames[-1], T.frame.SBlockFrame):
-        raise VerifyError("T.sp_iter_attr belongs at the top of an sp_iter, found it outside of one")
+        raise VerifyError("T.sp_iter_attr belongs at the top of an sp_iter, got a call outside of one")
     search = attrs.get("search", "inline")
     if search not in SEARCHES:
-        raise VerifyError(f"the search of an sp_iter is one of {', '.join(SEARCHES)}, found {shown(search)}")
+        raise VerifyError(f"the search of an sp_iter is one of {', '.join(SEARCHES)}, got {shown(search)}")
     T.sblock_attr(attrs)
 
 

@@ -260,25 +260,25 @@ _HINTS = [
     ),
     (
         r"too many values to unpack \(expected (\d+)\)",
-        r"expected one name for each value, found \1 name(s) for more values; "
+        r"expected one name for each value, got \1 name(s) for more values; "
         "an sp_iter gives one variable per axis: `as [i, j]` for two axes",
     ),
     (
         r"not enough values to unpack \(expected (\d+), got (\d+)\)",
-        r"expected one name for each of \2 value(s), found \1 names; "
+        r"expected one name for each of \2 value(s), got \1 names; "
         "an sp_iter gives one variable per axis: `as [i, j]` for two axes",
     ),
     (
         r".*BufferVar (\w+) is (\d+)-dimensional, cannot be indexed with the (\d+)-dimensional.*",
-        r"expected one subscript for each of the \2 dimensions of \1, found \3",
+        r"expected one subscript for each of the \2 dimensions of \1, got \3",
     ),
     (
         r".*\((\d+) vs\. (\d+)\) : Too many indices for a \d+-dimensional buffer",
-        r"expected one subscript for each of the \2 dimensions of the buffer, found \1",
+        r"expected one subscript for each of the \2 dimensions of the buffer, got \1",
     ),
     (
         r"Mismatched type on argument #0 when calling: `\S*BufferStore\(.*",
-        "only a buffer can be stored to, found another kind of name; "
+        "only a buffer can be stored to, got another kind of name; "
         "a T.handle parameter or an axis becomes one by T.match_sparse_buffer",
     ),
     (
@@ -289,16 +289,16 @@ _HINTS = [
     ),
     (
         r"Mismatched type on argument #1 when calling: `\S*BufferStore\(.* got `(?:ffi\.)?(\w+)`",
-        r"the value stored must be a number or an expression, found \1",
+        r"the value stored must be a number or an expression, got \1",
     ),
     (
         r"Mismatched type on argument #2 when calling: `\S*BufferStore\(.*",
-        "a subscript must be an integer expression, found a list; "
+        "a subscript must be an integer expression, got a list; "
         "an sp_iter over one axis is written `as [i]`, not `as i`",
     ),
     (
         r"T\.init must be called at the top of a T\.sblock\(\).*",
-        "T.init belongs at the top of an sp_iter (or of a T.sblock), found it outside of one; "
+        "T.init belongs at the top of an sp_iter (or of a T.sblock), got a call outside of one; "
         "a condition stands inside",
     ),
     (
@@ -322,27 +322,27 @@ _HINTS = [
     ),
     (
         r".*\((?:a|b|condition)_ty\.MatchesCode\(DLDataTypeCode::kDLBool\)\) is false: .*",
-        "and, or, not and T.Select take conditions, found a number; compare it first, as by a > 0",
+        "and, or, not and T.Select take conditions, got a number; compare it first, as by a > 0",
     ),
     (
         r"loop of ufunc does not support argument \d of type \w+ which has no callable (\w+) method",
-        r"numpy's functions take numbers, found an expression; write T.\1",
+        r"numpy's functions take numbers, got an expression; write T.\1",
     ),
     (
         r"must be real number, not \w+",
-        "Python's functions of numbers take numbers, found an expression; write T.exp, T.sqrt and so on",
+        "Python's functions of numbers take numbers, got an expression; write T.exp, T.sqrt and so on",
     ),
     (
         r"bad operand type for abs\(\): '\w+'",
-        "Python's abs takes numbers, found an expression; write T.abs",
+        "Python's abs takes numbers, got an expression; write T.abs",
     ),
     (
         r"type \w+ doesn't define __round__ method",
-        "Python's round takes numbers, found an expression; write T.round",
+        "Python's round takes numbers, got an expression; write T.round",
     ),
     (
         r"(float|int)\(\) argument must be a string.*",
-        r"Python's \1 takes numbers, found an expression; convert it by T.float32, T.int32 and so on",
+        r"Python's \1 takes numbers, got an expression; convert it by T.float32, T.int32 and so on",
     ),
     (
         r"unsupported operand type\(s\) for \*\* or pow\(\): .*|.*power only applies to float",
@@ -350,7 +350,7 @@ _HINTS = [
     ),
     (
         r".*a\.ty\(\)\.MatchesCode\(DLDataTypeCode::kDLInt, DLDataTypeCode::kDLUInt\)\) is false: (.*)",
-        r"//, % and the like take integers, found \1; of floats, T.floor(a / b) rounds a quotient",
+        r"//, % and the like take integers, got \1; of floats, T.floor(a / b) rounds a quotient",
     ),
     (
         r"TVM supports multiple types of integer divisions.*",
@@ -363,7 +363,7 @@ _HINTS = [
     ),
     (
         r"(?:.*: )?(\S+) exceeds range of bool",
-        r"a bool holds True or False, found the number \1; write T.bool(True), or compare it, as by x != 0",
+        r"a bool holds True or False, got the number \1; write T.bool(True), or compare it, as by x != 0",
     ),
     (
         r"where\(\) takes 1 positional argument but \d were given",
@@ -371,7 +371,7 @@ _HINTS = [
     ),
     (
         r".*if_then_else only accept the condition.*",
-        "a condition must be a comparison, found another value; compare it, as by a > 0",
+        "a condition must be a comparison, got another value; compare it, as by a > 0",
     ),
     (
         r"Mismatched type on argument #\d when calling: .* but got `ir\.Var`.*",
@@ -520,7 +520,7 @@ def prim_func(
 
     def wrapper(function: Callable[..., Any]) -> Any:
         if not isinstance(function, FunctionType):
-            raise ArgumentTypeError(f"T.prim_func decorates a function, found {type(function).__name__}")
+            raise ArgumentTypeError(f"T.prim_func decorates a function, got {type(function).__name__}")
         if utils.is_defined_in_class(outer_stack, function):
             return function
         extra = utils.inspect_function_capture(function)

@@ -62,7 +62,7 @@ def script(func: Any) -> str:
     True
     """
     if not isinstance(func, (tirx.PrimFunc, tvm.IRModule)):
-        raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, found {type(func).__name__}")
+        raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, got {type(func).__name__}")
     tree = trees.parse(func.script(extra_config={"tirx.prefix": "T", "script.use_pep695": False}))
     is_module = isinstance(func, tvm.IRModule)
     functions = {g.name_hint: f for g, f in func.functions.items()} if is_module else {}
@@ -94,7 +94,7 @@ def parse(text: str) -> Any:
         The text breaks a rule of the dialect; the message quotes the line.
     """
     if not isinstance(text, str):
-        raise ArgumentTypeError(f"parse takes the text of a program, found {type(text).__name__}")
+        raise ArgumentTypeError(f"parse takes the text of a program, got {type(text).__name__}")
     try:
         tree = trees.parse(text)
     except SyntaxError as error:

@@ -253,9 +253,9 @@ def _spelled(name: str, argument: str, value: Any, default: Any) -> Any:
         return spelled
     expected = f"{argument} is one of {', '.join(dtypes)}"
     if isinstance(value, str):
-        raise ArgumentError(f"{expected}, found {shown(value)}")
+        raise ArgumentError(f"{expected}, got {shown(value)}")
     how = f"sparsetir.ops.{name} makes a program: build it, and call the kernel with arrays by name"
-    raise ArgumentError(f"{expected}, found {spelled}; {how}")
+    raise ArgumentError(f"{expected}, got {spelled}; {how}")
 
 
 __all__ = ["Axes", "Names", "ProgramWriter", "memoize_program"]

@@ -86,15 +86,15 @@ class Accumulators:
         for name, number, most in (("insertion", self.insertion, MOST_INSERTED), ("ranked", self.ranked, MOST_RANKED)):
             whole = isinstance(number, int) and not isinstance(number, bool)
             if not whole or not 0 <= number <= most:
-                raise ArgumentError(f"{name} is a number of entries from 0 to {most}; found {shown(number)}")
+                raise ArgumentError(f"{name} is a number of entries from 0 to {most}, got {shown(number)}")
         if not isinstance(self.kind, str) or self.kind not in KINDS:
-            raise ArgumentError(f"expected one of the kinds {', '.join(KINDS)}; found {shown(self.kind)}")
+            raise ArgumentError(f"expected one of the kinds {', '.join(KINDS)}, got {shown(self.kind)}")
         if not isinstance(self.counted, bool):
-            raise ArgumentError(f"counted is True or False, found {shown(self.counted)}")
+            raise ArgumentError(f"counted is True or False, got {shown(self.counted)}")
         if not isinstance(self.order, str) or self.order not in ORDERS:
-            raise ArgumentError(f"expected one of the orders {', '.join(ORDERS)}; found {shown(self.order)}")
+            raise ArgumentError(f"expected one of the orders {', '.join(ORDERS)}, got {shown(self.order)}")
         if self.block is not None and not _is_block(self.block):
-            raise ArgumentError(f"block is three positive sizes (r, q, s) or None, found {shown(self.block)}")
+            raise ArgumentError(f"block is three positive sizes (r, q, s) or None, got {shown(self.block)}")
 
     @property
     def is_ordered(self) -> bool:

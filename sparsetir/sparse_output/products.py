@@ -363,7 +363,7 @@ class SpGEMMPlan:
         if (operands.dtype, operands.idtype) != (self._dtype, self._idtype):
             dtypes = f"{operands.dtype} values and {operands.idtype} indices"
             expected = f"{self._dtype} values and {self._idtype} indices"
-            raise ArgumentError(f"this plan multiplies matrices with {expected}, found {dtypes}: make another plan")
+            raise ArgumentError(f"this plan multiplies matrices with {expected}, got {dtypes}: make another plan")
         by_name = dict(operands)
         args = self._kernel.prepare((), by_name)
         other = self._refill.other(args.arrays)
@@ -457,13 +457,13 @@ def rap(R: Any, A: Any, P: Any) -> Any:
 def _check_inner(call: str, left: str, first: Any, right: str, second: Any) -> None:
     if first.shape[1] != second.shape[0]:
         shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
-        raise ArgumentError(f"{call} takes as many columns of {left} as rows of {right}, found shapes {shapes}")
+        raise ArgumentError(f"{call} takes as many columns of {left} as rows of {right}, got shapes {shapes}")
 
 
 def _check_shapes(call: str, operands: _Operands) -> None:
     first, second = (tuple(v.shape) for v in operands.values())
     if first != second:
-        raise ArgumentError(f"{call} takes matrices of one shape, found shapes {first} and {second}")
+        raise ArgumentError(f"{call} takes matrices of one shape, got shapes {first} and {second}")
 
 
 def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
@@ -495,7 +495,7 @@ def _summed(function: str, alpha: Any, beta: Any, A: Any, B: Any) -> Any:
         raise ArgumentTypeError(f"{function} of bool matrices joins them: factors other than 1 have no meaning")
     is_whole = operands.dtype not in ("bfloat16", "bool") and np.dtype(operands.dtype).kind in "iu"
     if is_whole and not all(-(2**63) <= v < 2**63 for v in (alpha, beta)):
-        raise ArgumentError(f"{function} of {operands.dtype} matrices takes factors of 64 bits, found {alpha}, {beta}")
+        raise ArgumentError(f"{function} of {operands.dtype} matrices takes factors of 64 bits, got {alpha}, {beta}")
     kind = np.dtype(operands.dtype).type if operands.dtype != "bfloat16" else float
     numbers = {n: np.asarray(v).astype(kind).item() for n, v in (("alpha", alpha), ("beta", beta))}
     return operands.like_first(operands.merged("scaled_add", **numbers))
@@ -571,7 +571,7 @@ def _mask(mask: Any, shape: tuple[int, int]) -> Any:
     """Convert a mask to compressed rows; its values are ignored."""
     rows = _rows(mask, "mask", "matmul")
     if tuple(rows.shape) != shape:
-        raise ArgumentError(f"the mask of matmul has the shape of the product, {shape}, found {tuple(rows.shape)}")
+        raise ArgumentError(f"the mask of matmul has the shape of the product, {shape}, got {tuple(rows.shape)}")
     if interop.is_torch(rows):
         indptr, indices = (np.asarray(p) for p in (rows.crow_indices(), rows.col_indices()))
     else:
@@ -652,7 +652,7 @@ def _rows(value: Any, name: str, function: str) -> Any:
 
 
 def _refused(function: str, dtype: str) -> ArgumentTypeError:
-    return ArgumentTypeError(f"{function} takes values of {', '.join(VALUE_DTYPES)}, found {dtype}")
+    return ArgumentTypeError(f"{function} takes values of {', '.join(VALUE_DTYPES)}, got {dtype}")
 
 
 def _dtype_name(value: Any) -> str:

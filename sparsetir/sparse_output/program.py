@@ -255,7 +255,7 @@ def _check_stores(program: Program, assembled: Sequence[SparseBuffer]) -> None:
     unexpected = next((a for a in stores(program.func.body) if not any(a.buffer.same_as(b) for b in allowed)), None)
     if unexpected is not None:
         names = ", ".join(str(b.name) for b in assembled)
-        message = f"a program that computes the pattern of {names} stores nothing else, found {unexpected.name}"
+        message = f"a program that computes the pattern of {names} stores nothing else, got {unexpected.name}"
         raise LoweringError(f"{message}: write a program of its own for it")
 
 
@@ -266,7 +266,7 @@ def _chain(program: Program) -> tuple[Axis, ...]:
     chain = tuple(a for a in (*last.ancestors, last) if a.is_assembled)
     if len(chain) != len(assembled):
         names = ", ".join(a.name for a in assembled)
-        raise LoweringError(f"a program computes one pattern, found {names}: write a program for each")
+        raise LoweringError(f"a program computes one pattern, got {names}: write a program for each")
     return chain
 
 
@@ -278,7 +278,7 @@ def _result(buffer: SparseBuffer, axes: tuple[Axis, ...], rows: tuple[Axis, ...]
         raise LoweringError(f"{buffer.name} must lie over the axes {names}, in that order, and dense ones behind them")
     variable = [a for a in rows[1:] if a.kind != "dense_fixed"]
     if variable:
-        raise LoweringError(f"the rows of {buffer.name} are one dense axis; found {variable[0]!r}")
+        raise LoweringError(f"the rows of {buffer.name} are one dense axis, got {variable[0]!r}")
     initial = cast(_initial(buffer, program), buffer.dtype)
     lengths, behind = tuple(a.length for a in axes), tuple(a.length for a in inner)
     return SparseResult(buffer.name, str(buffer.storage.name), buffer.dtype, initial, lengths, behind)

@@ -29,7 +29,7 @@ def top_of(top: Any) -> int | None:
     """Convert `top`, the number of entries of a row that are kept; None keeps all."""
     number = as_index(top)
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-        raise ArgumentError(f"top is how many entries of a row are kept, at least 1; found {shown(top)}")
+        raise ArgumentError(f"top is how many entries of a row are kept, at least 1, got {shown(top)}")
     return None if number is None else min(number, LARGEST_INT64)
 
 

@@ -329,7 +329,7 @@ def entered_by(
         branches = [entered_by(c, rows, count, ahead) for c in cases]
         parts = [seq(*stmts) if stmts else tirx.Evaluate(const(0, OFFSET_DTYPE)) for stmts in branches]
         return [tirx.IfThenElse(stmt.condition, parts[0], parts[1] if len(parts) > 1 else None)]
-    raise LoweringError(f"a computed pattern is entered in loops and conditions, found {type(stmt).__name__}")
+    raise LoweringError(f"a computed pattern is entered in loops and conditions, got {type(stmt).__name__}")
 
 
 def _per_step(stmt: tirx.Stmt, rows: RowLoop) -> int | None:

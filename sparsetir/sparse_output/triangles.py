@@ -76,7 +76,7 @@ def _rows(A: Any) -> Any:
     if not (interop.is_sparse(A) or isinstance(A, SparseTensor)) or len(A.shape) != 2:
         raise ArgumentTypeError(f"triangles takes a sparse matrix: {interop.advice_for_matrix(A)}")
     if A.shape[0] != A.shape[1]:
-        raise ArgumentError(f"triangles takes the square matrix of a graph, found shape {tuple(A.shape)}")
+        raise ArgumentError(f"triangles takes the square matrix of a graph, got shape {tuple(A.shape)}")
     if interop.is_torch(A):
         return SparseTensor.from_any(A, "csr").to_scipy("csr", copy=False)
     if sp.issparse(A) and A.format == "csc":  # the rows of the transpose have the same triangles
@@ -98,7 +98,7 @@ def _counted(graph: Any) -> int | None:
     idtype = np.result_type(graph.indptr, graph.indices)
     n, nnz = graph.shape[0], len(graph.indices)
     if len(graph.indptr) != n + 1:
-        raise StructureError(f"{n} rows have {n + 1} row pointers, found {len(graph.indptr)}")
+        raise StructureError(f"{n} rows have {n + 1} row pointers, got {len(graph.indptr)}")
     if not nnz:
         return 0
     stored = (np.ascontiguousarray(a).astype(idtype, copy=False) for a in (graph.indptr, graph.indices))

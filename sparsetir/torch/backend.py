@@ -68,12 +68,12 @@ def compile_graph(
 
 def _checked(options: dict[str, Any], mode: str | None) -> tuple[str, SparsifyOptions | None]:
     if mode is not None:
-        raise ArgumentError(f"the backend sparsetir has no modes; found mode={mode!r}: leave it out, or pass options")
+        raise ArgumentError(f"the backend sparsetir has no modes, got mode={mode!r}: leave it out, or pass options")
     dense, sparsify = options.pop("dense", "eager"), options.pop("sparsify", False)
     if options or dense not in DENSE:
         description = f"dense={dense!r}" if dense not in DENSE else ", ".join(options)
         expected = f'"dense": one of {", ".join(map(repr, DENSE))}, "sparsify": True or a dtype'
-        raise ArgumentError(f"options are {{{expected}}}; found {description}")
+        raise ArgumentError(f"options are {{{expected}}}, got {description}")
     if sparsify is False:
         return str(dense), None
     if dense != "eager" or sparsify not in (True, "float32", "bfloat16"):

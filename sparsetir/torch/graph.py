@@ -185,7 +185,7 @@ class Graph(functions.GraphOrientations):
         x, weight, bias = _alike(x, weight, bias)
         _check_precision(precision, x)
         if activation is not None and (not isinstance(activation, str) or activation != "relu"):
-            raise ArgumentError(f'activation is None or "relu"; found {shown(activation)}')
+            raise ArgumentError(f'activation is None or "relu", got {shown(activation)}')
         if self.is_to_trace(x):
             options = {"activation": activation or "", "precision": precision or ""}
             return self._traced("spmm", [x, weight, bias], reduce=reduce, **options)
@@ -200,7 +200,7 @@ class Graph(functions.GraphOrientations):
             raise ArgumentTypeError(f"x and weight must have one dtype; x is {x.dtype} and weight is {edges.dtype}")
         x, inner, shape = self._product(x.contiguous(), edges)
         if not isinstance(reduce, str) or (reduce not in SUMS and reduce not in EXTREMES):
-            raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {shown(reduce)}')
+            raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min", got {shown(reduce)}')
         is_mean = SUMS.get(reduce)
         if precision is not None and (is_mean is not False or edges is None or inner != FEATURES):
             y = self._precise_spmm(x, edges, inner, reduce, precision).view(shape)
@@ -244,7 +244,7 @@ class Graph(functions.GraphOrientations):
             raise ArgumentError(f"bias is {_shown(bias)}, expected the shape and dtype of a row of x, {_shown(x)}")
         self._check_nodes("x", x, self.shape[1])
         if not isinstance(reduce, str) or reduce not in ("sum", "add", *EXTREMES):
-            raise ArgumentError(f'reduce is "sum", "max" or "min" for {x.dtype}; found {shown(reduce)}: pass x.float()')
+            raise ArgumentError(f'reduce is "sum", "max" or "min" for {x.dtype}, got {shown(reduce)}: pass x.float()')
         edges = None if weight is None else self.by_rows(weight)
         x, inner, shape = self._product(x.contiguous(), edges)
         options = (EXTREMES.get(reduce, "sum"), edges is not None, "")
@@ -289,9 +289,9 @@ class Graph(functions.GraphOrientations):
         """
         if not isinstance(weight, Tensor) or not isinstance(x, Tensor) or x.dim() != 2 or weight.dim() != 2:
             description = " and ".join(map(_described, (x, weight)))
-            raise ArgumentError(f"expected x of [n, inputs] and weight of [outputs, inputs]; found {description}")
+            raise ArgumentError(f"expected x of [n, inputs] and weight of [outputs, inputs], got {description}")
         if activation is not None and (not isinstance(activation, str) or activation != "relu"):
-            raise ArgumentError(f'activation is None or "relu"; found {shown(activation)}')
+            raise ArgumentError(f'activation is None or "relu", got {shown(activation)}')
         if bias is not None and not (isinstance(bias, Tensor) and bias.shape == weight.shape[:1]):
             raise ArgumentError(f"bias: expected a tensor of [{weight.shape[0]}], got {_described(bias)}. Pass one.")
         if x.shape[1] != weight.shape[1]:
@@ -305,7 +305,7 @@ class Graph(functions.GraphOrientations):
                     f"expected tensors of one dtype, got {_shown(x)} and {_shown(weight)}. Convert."
                 )
         if not isinstance(reduce, str) or (reduce not in SUMS and reduce not in EXTREMES):
-            raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {shown(reduce)}')
+            raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min", got {shown(reduce)}')
         sums = self._sums_of_constant(x, reduce, precision)
         if sums is None and (reduce in EXTREMES or x.shape[1] < weight.shape[0]):
             sums = self.spmm(x, reduce=reduce, precision=precision)
@@ -487,7 +487,7 @@ class Graph(functions.GraphOrientations):
         if edges is not None:
             if edges.shape[1:] != q.shape[1:] or v.shape[1:] != q.shape[1:] or edges.dtype is not q.dtype:
                 description = f"edges of {_shown(edges)} and v of {_shown(v)}"
-                raise ArgumentError(f"expected edges and v with rows as those of q, {_shown(q)}; found {description}")
+                raise ArgumentError(f"expected edges and v with rows as those of q, {_shown(q)}, got {description}")
             edges = self.by_rows(edges, "edges", ranks=(2, 3))
         out: Sizes = (("D", v.shape[-1] if v.dim() == 3 else None),)
         scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
@@ -680,7 +680,7 @@ class Graph(functions.GraphOrientations):
         if edges.dim() not in ranks or edges.shape[0] != self.num_edges:
             n, inner = self.num_edges, "" if ranks[0] == 1 else ", features"
             expected = f"[{n}{inner}] or [{n}, heads{inner}]"
-            raise ArgumentError(f"{name} has one value for each edge: expected {expected}, found {_shown(edges)}")
+            raise ArgumentError(f"{name} has one value for each edge: expected {expected}, got {_shown(edges)}")
         if self.there is None:
             return edges.contiguous()
         return functions.Reorder.apply(edges, self.there, self.back)
@@ -698,7 +698,7 @@ class Graph(functions.GraphOrientations):
             return x if x.dim() == 2 else x.flatten(1), FEATURES, shape
         if x.dim() not in (2, 3) or x.shape[1] != edges.shape[1]:
             expected = f"[{self.shape[1]}, {edges.shape[1]}, features]"
-            raise ArgumentError(f"weight has {edges.shape[1]} heads: expected x of {expected}, found {_shown(x)}")
+            raise ArgumentError(f"weight has {edges.shape[1]} heads: expected x of {expected}, got {_shown(x)}")
         inner: Sizes = (("H", None),) if x.dim() == 2 else (("H", x.shape[1]), ("K", x.shape[2]))
         return x, inner, shape
 
@@ -708,7 +708,7 @@ class Graph(functions.GraphOrientations):
         self._check_nodes(other, k, self.shape[1])
         if q.dim() not in ranks or q.shape[1:] != k.shape[1:] or q.dtype is not k.dtype:
             expected = f"{ranks[0]} or {ranks[1]} dimensions, {one} and {other} with the same after the first"
-            raise ArgumentError(f"expected {expected} and one dtype; found {_shown(q)} and {_shown(k)}")
+            raise ArgumentError(f"expected {expected} and one dtype, got {_shown(q)} and {_shown(k)}")
         return (("H", q.shape[1]), ("K", q.shape[2])) if q.dim() == 3 else (("K", None),)
 
     def _check(self, **tensors: Tensor | None) -> None:
@@ -780,7 +780,7 @@ def _scaled(q: Any, scale: Any) -> tuple[Any, float | None]:
     if not isinstance(scale, Tensor) and _number("scale", scale) == 1:
         return q, 1.0
     if isinstance(scale, Tensor) and scale.numel() != 1:
-        raise ArgumentError(f"scale is one number, found a tensor of shape {list(scale.shape)}")
+        raise ArgumentError(f"scale is one number, got a tensor of shape {list(scale.shape)}")
     if not isinstance(q, Tensor):
         return q, 1.0  # which is refused in a moment
     return q * (scale.reshape(()).to(q.dtype) if isinstance(scale, Tensor) else float(scale)), 1.0
@@ -789,38 +789,38 @@ def _scaled(q: Any, scale: Any) -> tuple[Any, float | None]:
 def _dropping(rate: Any, training: bool, seed: Any) -> tuple[float, Tensor | None]:
     """Return the probability of dropout and its seed; 0 and None where nothing is dropped."""
     if not is_real(rate) or not 0 <= rate <= 1:
-        raise ArgumentError(f"dropout is a probability, from 0 to 1; found {shown(rate)}")
+        raise ArgumentError(f"dropout is a probability, from 0 to 1, got {shown(rate)}")
     if not as_flag(training, "training") or not rate:
         return 0.0, None
     if seed is None:
         return float(rate), torch.randint(SEEDS, (1,))
     if not isinstance(seed, Tensor) or seed.dtype is not torch.int64 or seed.numel() != 1 or not seed.is_cpu:
         description = f"{list(seed.shape)} of {seed.dtype}" if isinstance(seed, Tensor) else type(seed).__name__
-        raise ArgumentError(f"seed is a tensor of one int64, as torch.tensor([7]); found {description}")
+        raise ArgumentError(f"seed is a tensor of one int64, as torch.tensor([7]), got {description}")
     return float(rate), seed.reshape(1)
 
 
 def _number(name: str, value: Any) -> float:
     # A tensor is refused: its gradient would be lost.
     if not is_real(value) or abs(value) == math.inf or value != value or abs(value) > sys.float_info.max:
-        raise ArgumentError(f"{name} is a finite number, found {shown(value)}")
+        raise ArgumentError(f"{name} is a finite number, got {shown(value)}")
     return float(value)
 
 
 def _fault(name: str, value: Any) -> str:
     """Return the text of an error for an argument."""
     if isinstance(value, torch.fx.Proxy):
-        return f"{name} is a torch tensor, found a Proxy of torch.fx.symbolic_trace: trace with torch.export instead"
+        return f"{name} is a torch tensor, got a Proxy of torch.fx.symbolic_trace: trace with torch.export instead"
     if not isinstance(value, Tensor):
-        return f"{name} is a torch tensor, found {type(value).__name__}"
+        return f"{name} is a torch tensor, got {type(value).__name__}"
     if value.is_nested:
-        return f"{name} is a dense tensor, found a nested one: pass {name}.values(), the rows of all its parts"
+        return f"{name} is a dense tensor, got a nested one: pass {name}.values(), the rows of all its parts"
     if not value.is_cpu:
         return f"{name} is on the device {value.device}, and kernels run on the cpu: pass {name}.cpu()"
     if value.layout is not torch.strided:
-        return f"{name} is a dense tensor on the cpu, found one of {value.layout} on {value.device}: convert it"
+        return f"{name} is a dense tensor on the cpu, got one of {value.layout} on {value.device}: convert it"
     advice = f"call it for {name}.real and {name}.imag" if value.is_complex() else f"pass {name}.float()"
-    return f"{name} is a tensor of floats, found {value.dtype}: {advice}"
+    return f"{name} is a tensor of floats, got {value.dtype}: {advice}"
 
 
 def _described(value: Any) -> str:

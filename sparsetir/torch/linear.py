@@ -154,7 +154,7 @@ class SparseLinear(nn.Module):
             raise LoweringError("torch.jit.trace would keep results of kernels as constants: use torch.export instead")
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[-1] != self.in_features:
             description = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ArgumentError(f"expected a tensor of shape [..., {self.in_features}], found {description}")
+            raise ArgumentError(f"expected a tensor of shape [..., {self.in_features}], got {description}")
         check_layer_operand(x)
         if torch.is_autocast_enabled("cpu"):
             return self._product(*in_autocast(x, self.values, self.bias))
@@ -305,7 +305,9 @@ class SparseLinear(nn.Module):
                 raise ArgumentError(f"{name}: expected integers, got {array.dtype}")
         if indptr.numel() != self.out_features + 1 or indices.shape != values.shape:
             sizes = f"{indptr.numel()} row pointers, {indices.numel()} columns and {values.numel()} values"
-            raise ArgumentError(f"found {sizes}, expected {self.out_features + 1}, and as many columns as values")
+            raise ArgumentError(
+                f"expected {self.out_features + 1} row pointers, and as many columns as values, got {sizes}"
+            )
         if indptr[0] != 0 or indptr[-1] != indices.numel() or bool((indptr[1:] < indptr[:-1]).any()):
             raise ArgumentError(f"crow_indices: expected numbers that ascend from 0 to {indices.numel()}")
         stored = (np.ones(indices.numel(), bool), indices.numpy(), indptr.numpy())
@@ -339,13 +341,13 @@ def _check_layer(inputs: Any, outputs: Any, dtype: Any) -> None:
     for name, size in (("in_features", inputs), ("out_features", outputs)):
         as_count(size, name, least=0, most=MAX_FEATURES)
     if not isinstance(dtype, torch.dtype) or dtype not in NAMES:
-        raise ArgumentTypeError(f"the weights are of one of {', '.join(map(str, NAMES))}; found {shown(dtype)}")
+        raise ArgumentTypeError(f"the weights are of one of {', '.join(map(str, NAMES))}, got {shown(dtype)}")
 
 
 def check_share(name: str, share: Any) -> None:
     """Raise unless the value is a share in [0, 1]."""
     if not isinstance(share, (int, float, np.number)) or not 0 <= share <= 1:
-        raise ArgumentError(f"{name} is a share in [0, 1], found {shown(share)}")
+        raise ArgumentError(f"{name} is a share in [0, 1], got {shown(share)}")
 
 
 def _drawn(shape: tuple[int, int], density: float) -> sp.csr_array:

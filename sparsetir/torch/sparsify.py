@@ -227,7 +227,7 @@ def _check_model(model: Any, skip: Any, report: Any) -> None:
     is_listing = is_listing and all(isinstance(name, str) for name in skip)
     if not isinstance(model, nn.Module) or not is_listing:
         description = type(model).__name__ if is_listing else f"skip={shown(skip)}"
-        raise ArgumentTypeError(f"sparsify_ takes a torch.nn.Module, and a list of names to skip; found {description}")
+        raise ArgumentTypeError(f"sparsify_ takes a torch.nn.Module, and a list of names to skip, got {description}")
     if report is not None and not isinstance(report, list):
         raise ArgumentTypeError(f"report: expected a list to extend, got {type(report).__name__}. Pass [].")
 

@@ -417,7 +417,7 @@ def read(graph: Any, num_nodes: Any = None) -> Edges:
         return _of_matrix(graph, num_nodes)
     if not isinstance(graph, (torch.Tensor, np.ndarray)):
         expected = "a sparse matrix of scipy or torch, a dense one, or an edge_index of shape [2, edges]"
-        raise ArgumentTypeError(f"a graph is {expected}; found {type(graph).__name__}")
+        raise ArgumentTypeError(f"a graph is {expected}, got {type(graph).__name__}")
     if num_nodes is None and isinstance(graph, torch.Tensor) and hasattr(graph, "sparse_size"):
         num_nodes = _sizes_of(graph)
     if isinstance(graph, np.ndarray):
@@ -445,7 +445,7 @@ def _of_matrix(matrix: Any, num_nodes: Any) -> Edges:
     source = interop.open_source(matrix, "graph")
     source.check("graph")
     if len(source.shape) != 2 or source.block:
-        raise ArgumentError(f"a graph is a matrix of two dimensions without blocks, found shape {source.shape}")
+        raise ArgumentError(f"a graph is a matrix of two dimensions without blocks, got shape {source.shape}")
     m, n = source.shape
     if num_nodes is not None and _sizes(num_nodes) != (n, m):
         raise ArgumentError(f"num_nodes is {num_nodes}, but the matrix has {m} rows and {n} columns: leave it out")
@@ -467,7 +467,7 @@ def _of_index(index: Array, num_nodes: Any) -> Edges:
     if index.ndim != 2 or index.shape[0] != 2 or index.dtype.kind not in "iu":
         description = f"an array of shape {list(index.shape)} and dtype {index.dtype}"
         raise ArgumentError(
-            f"an edge_index has shape [2, edges] and integers, sources above targets; found {description}"
+            f"an edge_index has shape [2, edges] and integers, sources above targets, got {description}"
         )
     sources, targets = index
     least = int(index.min()) if index.size else 0
@@ -485,7 +485,7 @@ def _sizes(num_nodes: Any) -> tuple[int, int]:
     """Return the numbers of sources and of targets."""
     pair = tuple(num_nodes) if isinstance(num_nodes, (tuple, list)) else (num_nodes, num_nodes)
     if len(pair) != 2 or not all(isinstance(n, (int, np.integer)) and 0 <= n < 1 << 63 for n in pair):
-        raise ArgumentError(f"num_nodes is a number, or (sources, targets); found {shown(num_nodes)}")
+        raise ArgumentError(f"num_nodes is a number, or (sources, targets), got {shown(num_nodes)}")
     return int(pair[0]), int(pair[1])
 
 

@@ -542,7 +542,7 @@ def _rules(format: Any, name: str) -> list[FormatRewriteRule]:
     rules = [format] if isinstance(format, FormatRewriteRule) else getattr(format, "rules", format)
     if not isinstance(rules, (list, tuple)) or not all(isinstance(r, FormatRewriteRule) for r in rules):
         hint = f"formats.make({format!r}, ...)" if isinstance(format, str) else "one of sparsetir.formats"
-        raise VerifyError(f"{name} must have a format or a list of rules, found {shown(format)}; try {hint}", name)
+        raise VerifyError(f"{name} must have a format or a list of rules, got {shown(format)}; try {hint}", name)
     is_bare = rules is format and len(rules) > 1
     return [replace(rule, partitions_rows=False) if is_bare else rule for rule in rules]
 

@@ -68,7 +68,7 @@ def annotate(func: tirx.PrimFunc, iteration: str, key: str, value: Any) -> Edit:
         The key belongs to the language, or the value is of another kind.
     """
     if not isinstance(key, str) or not key:
-        raise ScheduleError(f"the key of a note must be a string, found {shown(key)}")
+        raise ScheduleError(f"the key of a note must be a string, got {shown(key)}")
     if key in (SPARSE_ITER, INIT):
         raise ScheduleError(f"{shown(key)} is part of what the program means; it cannot be set")
     if key == SEARCH:
@@ -81,13 +81,13 @@ def _check_value(value: Any) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise ScheduleError(f"the keys of a note must be strings, found {shown(key)}")
+                raise ScheduleError(f"the keys of a note must be strings, got {shown(key)}")
             _check_value(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
             _check_value(item)
     elif value is not None and not isinstance(value, (str, int, float)):
-        raise ScheduleError(f"a note is a string, a number, or a list or dict of them, found {type(value).__name__}")
+        raise ScheduleError(f"a note is a string, a number, or a list or dict of them, got {type(value).__name__}")
 
 
 def _annotate(func: tirx.PrimFunc, iteration: str, key: str, value: Any) -> Edit:
@@ -129,7 +129,7 @@ def set_search(func: tirx.PrimFunc, iteration: str, strategy: str) -> Edit:
         "hoist" would read what the iteration writes.
     """
     if not isinstance(strategy, str) or strategy not in SEARCHES:
-        raise ScheduleError(f"the search of an iteration is one of {', '.join(SEARCHES)}, found {shown(strategy)}")
+        raise ScheduleError(f"the search of an iteration is one of {', '.join(SEARCHES)}, got {shown(strategy)}")
     if strategy == "merge":
         editor = Editor(func)
         _check_merge(editor, editor.iteration(iteration, merged=True))
@@ -474,7 +474,7 @@ def sparse_fuse(func: tirx.PrimFunc, iteration: str, axes: Sequence[Ref]) -> Edi
 
 def _first_of_neighbours(iteration: SpIter, entries: Sequence[Entry]) -> int:
     if len(entries) < 2:
-        raise ScheduleError(f"sparse_fuse takes two entries or more, found {len(entries)}")
+        raise ScheduleError(f"sparse_fuse takes two entries or more, got {len(entries)}")
     first = iteration.entries.index(entries[0])
     if list(iteration.entries[first : first + len(entries)]) != list(entries):
         names = ", ".join(label(e) for e in entries)

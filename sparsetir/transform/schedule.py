@@ -178,7 +178,7 @@ class Trace:
         try:
             steps = [Step(str(name), list(arguments), dict(options)) for name, arguments, options in json.loads(text)]
         except (TypeError, ValueError, RecursionError) as error:
-            raise ScheduleError(f"expected a trace as to_json writes it, found: {error}") from None
+            raise ScheduleError(f"expected a trace as to_json writes it, got: {error}") from None
         for step in steps:
             if step.primitive not in PRIMITIVES:
                 names = ", ".join(PRIMITIVES)
@@ -188,7 +188,7 @@ class Trace:
         except SparseTIRError:
             raise
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            raise ScheduleError(f"expected formats as to_json writes them, found: {error}") from error
+            raise ScheduleError(f"expected formats as to_json writes them, got: {error}") from error
 
 
 # ---------------------------------------------------------------------------------------------- programs
@@ -210,7 +210,7 @@ class Scheduled:
         functions = [gv for gv, f in self._mod.functions.items() if isinstance(f, tirx.PrimFunc)]
         if len(functions) != 1:
             names = ", ".join(gv.name_hint for gv in functions)
-            raise ScheduleError(f"a schedule is of one PrimFunc, found {len(functions)} ({names}); pass mod['name']")
+            raise ScheduleError(f"a schedule is of one PrimFunc, got {len(functions)} ({names}); pass mod['name']")
         self._name = functions[0]
         self.func: tirx.PrimFunc = func if isinstance(func, tirx.PrimFunc) else self._mod[functions[0]]
         self.trace = Trace()

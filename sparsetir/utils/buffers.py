@@ -54,7 +54,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
         description = type(array).__name__ + (
             " of objects" if isinstance(array, np.ndarray) and array.dtype.hasobject else ""
         )
-        raise ArgumentTypeError(f"aligned takes a numpy array of numbers, found {description}")
+        raise ArgumentTypeError(f"aligned takes a numpy array of numbers, got {description}")
     if array.flags.c_contiguous and (array.ctypes.data % LINE == 0 or not array.size):
         return array
     copy = empty(array.shape, array.dtype)

@@ -62,7 +62,7 @@ def set_num_threads(count: int) -> None:
     """
     count = as_count(count, "count", most=MAX_THREADS)
     if count > 1 and _state["copied"] == threading.get_ident():
-        fault = f"a thread that a fork copied has no others to share kernels with: expected 1, found {count}"
+        fault = f"a thread that a fork copied has no others to share kernels with: expected 1, got {count}"
         raise ArgumentError(f"{fault}; call kernels in a thread started by this process, or start processes by 'spawn'")
     _prepare()
     _use(count)

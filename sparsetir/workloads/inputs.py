@@ -74,7 +74,7 @@ def term_document(root: Path | None = None) -> tuple[sp.csr_array, list[str], li
     folder = Path(sysconfig.get_path("stdlib")) if root is None else as_path(root, "root", "the path of a folder")
     files = source_files(folder)
     if not files:
-        raise FileFormatError(f"expected Python sources (*.py) in {folder}, found none; try another folder")
+        raise FileFormatError(f"expected Python sources (*.py) in {folder}, got none; try another folder")
     counts = [Counter(WORD.findall(path.read_bytes())) for path in files]
     terms = sorted(set(chain.from_iterable(counts)))
     documents = [path.relative_to(folder).as_posix() for path in files]
@@ -142,7 +142,7 @@ def from_suite(names: str, size: str) -> list[InputSource]:
     selected = list(entries) if names == "all" else [name.strip() for name in names.split(",")]
     unknown = [name for name in selected if name not in entries]
     if unknown:
-        raise ArgumentError(f"the suite has all, {', '.join(entries)}; found {unknown[0]!r}")
+        raise ArgumentError(f"the suite has all, {', '.join(entries)}, got {unknown[0]!r}")
     return [InputSource(name, partial(entries[name], size)) for name in selected]
 
 
@@ -243,16 +243,16 @@ def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
         `op` is not known, or takes something of another number of dimensions.
     """
     if op not in DENSE:
-        raise ArgumentError(f"expected one of the operations {', '.join(DENSE)}; found {shown(op)}")
+        raise ArgumentError(f"expected one of the operations {', '.join(DENSE)}, got {shown(op)}")
     if seed < 0:
-        raise ArgumentError(f"seed must be an integer that is not negative, found {seed}")
+        raise ArgumentError(f"seed must be an integer that is not negative, got {seed}")
     if feat < 1:
-        raise ArgumentError(f"feat must be a positive number of columns, found {feat}")
+        raise ArgumentError(f"feat must be a positive number of columns, got {feat}")
     rank, shape = (3 if op == "mttkrp" else 2), tuple(sparse.shape)
     if len(shape) != rank:
         sizes = " x ".join(map(str, shape))
         alternative = "spmm" if len(shape) == 2 else "mttkrp" if len(shape) == 3 else "another file"
-        raise ArgumentError(f"{op} takes a sparse operand of {rank} dimensions, found {sizes}; try {alternative}")
+        raise ArgumentError(f"{op} takes a sparse operand of {rank} dimensions, got {sizes}; try {alternative}")
     needed = 4 * sum(shape[dim] * (feat if has_columns else 1) for dim, has_columns in DENSE[op].values())
     if needed > free_memory():
         fault = f"expected dense operands within the free memory, got {feat} columns, which need {needed / 1e9:.3g} GB"

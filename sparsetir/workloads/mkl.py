@@ -146,11 +146,11 @@ class MKLMatrix:
     def __init__(self, csr: Any) -> None:
         letters = {"float32": "s", "float64": "d"}
         if csr.dtype.name not in letters:
-            raise ArgumentTypeError(f"MKL multiplies float32 or float64, found {csr.dtype}; try csr.astype('float32')")
+            raise ArgumentTypeError(f"MKL multiplies float32 or float64, got {csr.dtype}; try csr.astype('float32')")
         if max(csr.nnz, *csr.shape) > INT32_MAX:
-            raise ArgumentError(f"MKL takes fewer than 2**31 nonzeros, rows and columns, found {csr!r}")
+            raise ArgumentError(f"MKL takes fewer than 2**31 nonzeros, rows and columns, got {csr!r}")
         if min(csr.shape) == 0:
-            raise ArgumentError(f"MKL takes no matrix without rows or columns, found {csr!r}; leave this peer out")
+            raise ArgumentError(f"MKL takes no matrix without rows or columns, got {csr!r}; leave this peer out")
         self.letter = letters[csr.dtype.name]
         self.shape = csr.shape
         self.dtype = csr.dtype

@@ -171,7 +171,7 @@ def set_threads(count: int) -> None:
 def setups(op: str) -> dict[str, Callable[..., Call]]:
     """Return the peers that have `op`."""
     if not isinstance(op, str) or op not in SETUPS:
-        raise ArgumentError(f"peers are timed on {', '.join(SETUPS)}, found {shown(op)}")
+        raise ArgumentError(f"peers are timed on {', '.join(SETUPS)}, got {shown(op)}")
     return SETUPS[op]
 
 
@@ -179,7 +179,7 @@ def setup(op: str, peer: str) -> Callable[..., Call]:
     """Return the function that sets up `op` for `peer`."""
     by_peer = setups(op)
     if not isinstance(peer, str) or peer not in by_peer:
-        raise ArgumentError(f"{op} is timed against {', '.join(by_peer)}, found {shown(peer)}")
+        raise ArgumentError(f"{op} is timed against {', '.join(by_peer)}, got {shown(peer)}")
     if peer in missing():
         raise MissingPackageError(missing()[peer])
     return by_peer[peer]
@@ -188,12 +188,12 @@ def setup(op: str, peer: str) -> Callable[..., Call]:
 def checked_csr(csr: Any) -> Any:
     """`csr` if it is what every peer accepts."""
     if not sp.issparse(csr) or csr.format != "csr":
-        raise ArgumentTypeError(f"peers take a scipy.sparse CSR array, found {type(csr).__name__}; try A.tocsr()")
+        raise ArgumentTypeError(f"peers take a scipy.sparse CSR array, got {type(csr).__name__}; try A.tocsr()")
     # The libraries follow whatever the arrays hold.
     open_source(csr, "the matrix").check("the matrix")
     if csr.data.dtype.kind not in "fc" or len(csr.data) != len(csr.indices):
         found = f"{len(csr.data)} values of {csr.data.dtype} and {len(csr.indices)} indices"
-        raise ArgumentTypeError(f"peers take a matrix of floats, one for each index, found {found}; try A.astype")
+        raise ArgumentTypeError(f"peers take a matrix of floats, one for each index, got {found}; try A.astype")
     return csr
 
 
@@ -203,9 +203,9 @@ def checked_dense(name: str, value: np.ndarray, *, shape: tuple[int | None, ...]
     fits = len(shape) == array.ndim and all(want in (None, have) for want, have in zip(shape, array.shape, strict=True))
     if not fits:
         expected = " x ".join("any" if extent is None else str(extent) for extent in shape)
-        raise ArgumentError(f"{name} must have shape {expected}, found {array.shape}")
+        raise ArgumentError(f"{name} must have shape {expected}, got {array.shape}")
     if array.dtype != dtype:
-        raise ArgumentTypeError(f"{name} must have the matrix's dtype {dtype}, found {array.dtype}")
+        raise ArgumentTypeError(f"{name} must have the matrix's dtype {dtype}, got {array.dtype}")
     return array
 
 
@@ -283,6 +283,6 @@ def mttkrp(peer: str, tensor: Any, B: np.ndarray, C: np.ndarray) -> Call:
         raise ArgumentTypeError(f"tensor: expected a CooTensor, got {shown(tensor)}. Make one of its coordinates.")
     dtype = tensor.values.dtype
     if len(tensor.shape) != 3:
-        raise ArgumentError(f"mttkrp takes a tensor of 3 dimensions, found {len(tensor.shape)}")
+        raise ArgumentError(f"mttkrp takes a tensor of 3 dimensions, got {len(tensor.shape)}")
     left = checked_dense("B", B, shape=(tensor.shape[1], None), dtype=dtype)
     return prepare(tensor, left, checked_dense("C", C, shape=(tensor.shape[2], left.shape[1]), dtype=dtype))

@@ -195,7 +195,7 @@ def curve(
         raise ArgumentTypeError(f"title: expected text, got {shown(title)}. Pass a str.")
     untuned = None if untuned is None else as_positive(untuned, "untuned", "a positive number of seconds")
     if not trials:
-        raise ArgumentError("a tuning curve needs at least one trial, found an empty history; try more trials")
+        raise ArgumentError("a tuning curve needs at least one trial, got an empty history; try more trials")
     milliseconds = series(trials, "seconds") * 1e3
     elapsed = series(trials, "elapsed")
     timed = bool(np.isfinite(elapsed).all())

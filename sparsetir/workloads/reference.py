@@ -198,8 +198,8 @@ def check(name: str, call: Callable[[], np.ndarray], case: Case) -> None:
         differing = differs(result[part], expected, TOLERANCE * magnitude)
         if differing.any():
             at = np.unravel_index(int(differing.argmax()), differing.shape)
-            values = f"{result[part][at]:.7g}, expected {expected[at]:.7g}"
-            raise WrongResultError(f"{name}: our result differs from the reference: found {values}; please report this")
+            values = f"expected {expected[at]:.7g}, got {result[part][at]:.7g}"
+            raise WrongResultError(f"{name}: our result differs from the reference: {values}; please report this")
 
 
 def _as_float64(sparse: Any) -> Any:

@@ -106,10 +106,10 @@ def make_result_case(op: str, sparse: Any, *, kept: int = 10) -> ResultCase:
         `op` is not known, or takes a square matrix and `sparse` is none.
     """
     if op not in OPERATIONS:
-        raise ArgumentError(f"expected one of the operations {', '.join(OPERATIONS)}; found {shown(op)}")
+        raise ArgumentError(f"expected one of the operations {', '.join(OPERATIONS)}, got {shown(op)}")
     A = as_float32(sparse)
     if op in SQUARE_ONLY and A.shape[0] != A.shape[1]:
-        raise ArgumentError(f"{op} takes a square matrix, found {A.shape[0]} x {A.shape[1]}")
+        raise ArgumentError(f"{op} takes a square matrix, got {A.shape[0]} x {A.shape[1]}")
     return ResultCase(op, OPERATIONS[op].operands(A), kept if op == "topn" else 0)
 
 
@@ -313,14 +313,14 @@ def blocks(case: ResultCase) -> Iterator[slice]:
 def wrong_count(count: Any, parts: Iterable[Expected]) -> str | None:
     """Return what is wrong with a number of triangles, in words."""
     expected = int(sum(part.values.sum() for part in parts))
-    return None if int(count) == expected else f"found {int(count)} triangles, expected {expected}"
+    return None if int(count) == expected else f"expected {expected} triangles, got {int(count)}"
 
 
 def wrong_matrix(matrix: Any, case: ResultCase, parts: Iterable[Expected]) -> str | None:
     """Return what is wrong with a matrix, in words."""
     judge = wrong_largest if case.op == "topn" else wrong_rows
     if matrix.shape != case.shape:
-        return f"found {matrix.shape[0]} x {matrix.shape[1]}, expected {case.shape[0]} x {case.shape[1]}"
+        return f"expected {case.shape[0]} x {case.shape[1]}, got {matrix.shape[0]} x {matrix.shape[1]}"
     row = 0
     for part in parts:
         problem = judge(matrix[row : row + part.pattern.shape[0]], part)
@@ -336,10 +336,10 @@ def wrong_rows(found: Any, expected: Expected) -> str | None:
     for part in ("indptr", "indices"):
         have, want = getattr(found, part), getattr(pattern, part)
         if have.shape != want.shape:
-            return f"found {found.nnz} entries, expected {pattern.nnz}"
+            return f"expected {pattern.nnz} entries, got {found.nnz}"
         if not np.array_equal(have, want):
             at = int((have != want).argmax())
-            return f"found {part}[{at}] = {have[at]}, expected {want[at]}"
+            return f"expected {part}[{at}] = {want[at]}, got {have[at]}"
     return first_wrong(found.data, expected.values, expected.allowed)
 
 
@@ -349,7 +349,7 @@ def first_wrong(found: np.ndarray, expected: np.ndarray, allowed: np.ndarray) ->
     if not wrong.any():
         return None
     at = int(wrong.argmax())
-    return f"found {found[at]:.7g}, expected {expected[at]:.7g}"
+    return f"expected {expected[at]:.7g}, got {found[at]:.7g}"
 
 
 def wrong_largest(found: Any, expected: Expected) -> str | None:
@@ -357,15 +357,15 @@ def wrong_largest(found: Any, expected: Expected) -> str | None:
     pattern, kept = expected.pattern, expected.kept
     lengths = np.minimum(np.diff(pattern.indptr), kept)
     if not np.array_equal(np.diff(found.indptr), lengths):
-        return f"found {found.nnz} entries, expected {lengths.sum()}, at most {kept} in a row"
+        return f"expected {lengths.sum()} entries, at most {kept} in a row, got {found.nnz}"
     have, every = keys(found), keys(pattern)
     if np.any(np.diff(have) <= 0) or not np.isin(have, every).all():
-        return "found coordinates that the product does not store, or not in order"
+        return "expected coordinates that the product stores, in ascending order, got others"
     at = np.searchsorted(every, have)
     # As many as there are, each no smaller than the least of the right ones.
     least = nth_largest(pattern, expected.values, kept)[np.repeat(np.arange(found.shape[0]), lengths)]
     if np.any(found.data < least - expected.allowed[at] - TOLERANCE * np.abs(least)):
-        return "found a value among the largest of its row that is not one of them"
+        return "expected the largest values of each row, got one that is not among them"
     return first_wrong(found.data, expected.values[at], expected.allowed[at])
 
 

@@ -65,7 +65,7 @@ def test_what_does_not_suit_is_left_out(capsys: pytest.CaptureFixture[str], monk
     A = sp.csr_array((4, 5), dtype="float32")
     found = rows_of(A, "masked,rap,triangles")
     assert [(measured.row, measured.findings) for measured in found.values()] == [(None, [])] * 3
-    assert "skipped: m rap takes a square matrix, found 4 x 5" in capsys.readouterr().err
+    assert "skipped: m rap takes a square matrix, got 4 x 5" in capsys.readouterr().err
     monkeypatch.setattr(measure, "free_memory", lambda: 100.0)
     square = sp.csr_array(np.ones((9, 9), "float32"))
     assert rows_of(square, "spgemm")["spgemm"].row is None
@@ -113,8 +113,8 @@ def test_operations_are_named() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("spgemm:3", "spgemm has no number of columns, found 'spgemm:3'; try spgemm"),
-        ("topn:0", "expected a positive number of entries in a row as in topn:10, found 'topn:0'"),
+        ("spgemm:3", "spgemm has no number of columns, got 'spgemm:3'; try spgemm"),
+        ("topn:0", "expected a positive number of entries in a row as in topn:10, got 'topn:0'"),
     ],
 )
 def test_operations_that_are_not(text: str, message: str) -> None:

@@ -133,7 +133,7 @@ def test_tune(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ("arguments", "said"),
     [
         (["tune", "missing.mtx", "--op", "spmm"], "there is no file missing.mtx"),
-        (["tune", "{small}", "--op", "mttkrp"], "mttkrp takes a sparse operand of 3 dimensions, found 40 x 30"),
+        (["tune", "{small}", "--op", "mttkrp"], "mttkrp takes a sparse operand of 3 dimensions, got 40 x 30"),
         (["tune", "{small}"], "--op"),
         (["tune", "{small}", "--op", "spmm", "--feat", "0"], "positive"),
         (["tune", "{small}", "--op", "spmm", "--seed", "-1"], "--seed: expected a number that is not negative"),
@@ -251,18 +251,18 @@ def test_bench_shows_what_it_has_when_interrupted(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "expected files with matrices, --data FOLDER or --suite NAME; found none"),
+        ([], "expected files with matrices, --data FOLDER or --suite NAME, got none"),
         (["missing.mtx"], "there is no file missing.mtx"),
         (["--data", "missing"], "there is no folder missing"),
-        (["--suite", "random"], "found 'random'"),
+        (["--suite", "random"], "got 'random'"),
         (["--suite", "empty", "--size", "huge"], "invalid choice"),
-        (["--suite", "empty", "--ops", "gemm"], "found 'gemm'"),
-        (["--suite", "empty", "--ops", "spmm:8,x"], "found 'x'"),
+        (["--suite", "empty", "--ops", "gemm"], "got 'gemm'"),
+        (["--suite", "empty", "--ops", "spmm:8,x"], "got 'x'"),
         (["--suite", "empty", "--ops", "mttkrp:4"], "nothing could be measured"),
         (["--suite", "empty", "--rounds", "0"], "positive"),
         (["--suite", "empty", "--rest", "-1"], "expected a finite number of seconds, not negative, got '-1'"),
         (["--suite", "empty", "--tune", "nan"], "expected a finite number of seconds, not negative, got 'nan'"),
-        (["--suite", "empty", "--repeat", "-1"], "not negative, found -1"),
+        (["--suite", "empty", "--repeat", "-1"], "not negative, got -1"),
         (["--suite", "empty", "--threads", "9999"], "asked for 9999 threads"),
     ],
 )

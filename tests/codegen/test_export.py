@@ -579,7 +579,7 @@ def test_places_that_cannot_be_written(kernel: Any, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is a folder"):
         kernel.export(tmp_path)
     for name in ("spmm", "spmm.c", "spmm.dll", "libspmm.a", "x.h"):
-        with pytest.raises(ArgumentError, match=rf"expected a name ending in \.so, found {re.escape(name)}"):
+        with pytest.raises(ArgumentError, match=rf"expected a name ending in \.so, got {re.escape(name)}"):
             kernel.export(tmp_path / name)
     with pytest.raises(ArgumentError, match=r"library and header would both be .*: give the header another name"):
         kernel.export(tmp_path / "x.so", header=tmp_path / "x.so")

@@ -243,15 +243,15 @@ def test_letters_that_occur_twice_in_a_format_with_dense_levels() -> None:
 @pytest.mark.parametrize(
     ("text", "operands", "message"),
     [
-        ("ij,jk->ik", (matrix("float32"),), "is written for 2 operands, found 1"),
+        ("ij,jk->ik", (matrix("float32"),), "is written for 2 operands, got 1"),
         ("ij->ik", (matrix("float32"),), "has the letter 'k', which no operand has"),
         ("ij->ii", (matrix("float32"),), "has the letter 'i' twice"),
         ("ijk->i", (matrix("float32"),), "operand 0 of 'ijk->i' has 2 dimensions, but 'ijk' names 3 dimensions"),
-        ("i1,j->i", (matrix("float32"), np.ones(3)), "found '1' in"),
+        ("i1,j->i", (matrix("float32"), np.ones(3)), "got '1' in"),
         ("ij,jk->ik", (matrix("float32"), np.ones((4, 2))), "dimension 0 of operand 1 has extent 4, expected 5"),
         ("ij->i", (matrix("float32").astype(complex),), "operand 0 holds complex128"),
-        ("ij->i", ("text",), "found str"),
-        ("ij->i", (None,), "found NoneType"),
+        ("ij->i", ("text",), "got str"),
+        ("ij->i", (None,), "got NoneType"),
     ],
 )
 def test_refusals(text: str, operands: tuple[Any, ...], message: str) -> None:
@@ -269,7 +269,7 @@ def test_refused_options() -> None:
         einsum("ij->i", A, reduce="any")
     with pytest.raises(ArgumentError, match="result is one of auto, dense, sparse"):
         einsum("ij->i", A, result="csr")
-    with pytest.raises(ArgumentError, match="fill is a value of int32, found inf"):
+    with pytest.raises(ArgumentError, match="fill is a value of int32, got inf"):
         einsum("ij->i", matrix("int32"), fill=np.inf)
     with pytest.raises(ArgumentError, match="no operand of 'ij->i' is sparse"):
         einsum("ij->i", np.ones((2, 2)), result="sparse")
@@ -290,9 +290,9 @@ def test_an_expression_is_made_once() -> None:
     np.testing.assert_allclose(step.bind(None, X)(A), A @ X)
     with pytest.raises(ArgumentTypeError, match="operand 0 is dense float64"):
         step(X, X)
-    with pytest.raises(ArgumentTypeError, match="takes 2 operands, found 1"):
+    with pytest.raises(ArgumentTypeError, match="takes 2 operands, got 1"):
         step(A)
-    with pytest.raises(ArgumentTypeError, match="1 operands are open, found 2"):
+    with pytest.raises(ArgumentTypeError, match="1 operands are open, got 2"):
         step.bind(A)(X, X)
     assert repr(step).startswith("Expression 'ij,jk->ik' of sparse (0: dense, 1: compressed) float64")
 
@@ -396,9 +396,9 @@ def test_expressions_are_tuned_apart_with_what_they_were_made_for() -> None:
     assert step.tune(None, X, seconds=0.5) is step
     for found in (step(A, X), other(A, X), einsum("ij,jk->ik", A, X)):
         np.testing.assert_allclose(found, A @ X, rtol=1e-4)
-    with pytest.raises(ArgumentTypeError, match="2 operands, found 3"):
+    with pytest.raises(ArgumentTypeError, match="2 operands, got 3"):
         step.tune(A, X, X)
-    with pytest.raises(ArgumentTypeError, match="2 operands, found 1"):
+    with pytest.raises(ArgumentTypeError, match="2 operands, got 1"):
         step.tune(A)
 
 

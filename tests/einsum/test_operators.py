@@ -178,9 +178,9 @@ def test_classes_formats_and_dtypes() -> None:
         (lambda S: S < S.T, ArgumentError, r"the shapes \(3, 2\) and \(2, 3\) do not fit"),
         (lambda S: S**0, ArgumentError, r"would not stay zero under \*\* 0"),
         (lambda S: S**S, TypeError, "unsupported operand"),
-        (lambda S: S[0].diagonal(), ArgumentError, "the diagonal is that of a matrix, found 1 dimensions"),
+        (lambda S: S[0].diagonal(), ArgumentError, "the diagonal is that of a matrix, got 1 dimensions"),
         (lambda S: S[[5]], ArgumentError, r"row indices must lie in \[-3, 3\)"),
-        (lambda S: S[[True, False]], ArgumentError, "chooses among 3 rows, found 2"),
+        (lambda S: S[[True, False]], ArgumentError, "chooses among 3 rows, got 2"),
         (lambda S: S / S, ArgumentTypeError, "divides by the zeros"),
         (lambda S: S.sum(axis=2), ArgumentError, "axis 2 of a tensor of 2 dimensions"),
         (lambda S: S.transpose(0, 0), ArgumentError, "names each of 2 dimensions once"),
@@ -199,8 +199,8 @@ def test_classes_formats_and_dtypes() -> None:
         (lambda S: np.sum(S, dtype="float32"), ArgumentTypeError, "got dtype="),
         (lambda S: np.multiply(S, "x"), ArgumentTypeError, "expected arrays, sparse tensors or numbers"),
         (lambda S: sp.csr_array(np.eye(3)).multiply(S), ArgumentTypeError, r"call to_dense\(\)"),
-        (lambda S: linear_operator(S.to_dense()), ArgumentTypeError, "takes a sparse matrix, found ndarray"),
-        (lambda S: linear_operator(S[0]), ArgumentError, "takes a matrix, found 1 dimensions"),
+        (lambda S: linear_operator(S.to_dense()), ArgumentTypeError, "takes a sparse matrix, got ndarray"),
+        (lambda S: linear_operator(S[0]), ArgumentError, "takes a matrix, got 1 dimensions"),
     ],
 )
 def test_refusals(action: Any, error: type[Exception], message: str) -> None:
@@ -275,7 +275,7 @@ def test_what_is_no_operand_is_refused(operand: Any) -> None:
     calls = [partial(getattr(S, name), operand) for name in METHODS]
     calls += [partial(function, *pair) for function in FUNCTIONS for pair in ((S, operand), (operand, S))]
     for call in calls:
-        with on(call), pytest.raises((ArgumentTypeError, TypeError), match=r"expected|support|operand|found"):
+        with on(call), pytest.raises((ArgumentTypeError, TypeError), match=r"expected|support|operand|got"):
             assert call() is not NotImplemented
 
 

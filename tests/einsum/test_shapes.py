@@ -229,7 +229,7 @@ def S() -> SparseTensor:
         (lambda: sparsetir.add(S(), np.eye(2), "x"), ArgumentTypeError, "alpha: expected a number, got str"),
         (lambda: sparsetir.matmul(S() * 1j, S().T, top=1), ArgumentTypeError, "top, threshold: expected real values"),
         (lambda: sparsetir.einsum("ij,j", S() * 1j, np.ones(2)), ArgumentTypeError, "operand 0 holds complex128"),
-        (lambda: sparsetir.maximum(S() * 1j, S()), ArgumentTypeError, "found complex128"),
+        (lambda: sparsetir.maximum(S() * 1j, S()), ArgumentTypeError, "got complex128"),
     ],
 )
 def test_refusals(action: Any, error: type[Exception], message: str) -> None:

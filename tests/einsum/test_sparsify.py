@@ -232,10 +232,10 @@ def last(A: T.Buffer((16, 8), "float32"), y: T.Buffer((16,), "float32")):
         (matmul, {"C": "csr"}, ArgumentError, "C is a result: it can be sparse where a factor"),
         (plus, {"A": "csr", "C": "csr"}, ArgumentError, "C is a result: it can be sparse where a factor"),
         (running, {"A": "csr"}, LoweringError, "used by two statements of loop i, which cannot be split"),
-        (branching, {"A": "csr"}, LoweringError, "reads loops, blocks and stores; found something else: if"),
+        (branching, {"A": "csr"}, LoweringError, "reads loops, blocks and stores, got something else: if"),
         (last, {"A": "csr"}, LoweringError, "stores the same element of y again and again"),
         (sparsetir.ops.spmm(), {"A": "csr"}, ArgumentError, "takes a dense program"),
-        (print, {}, ArgumentTypeError, "takes a PrimFunc, found builtin"),
+        (print, {}, ArgumentTypeError, "takes a PrimFunc, got builtin"),
     ],
 )
 def test_refusals(func: Any, formats: dict[str, str], error: type[Exception], message: str) -> None:

@@ -387,11 +387,11 @@ def test_values_of_other_dtypes(dtype, name, parameters):
 
 
 def test_constructors_say_what_they_expect():
-    with pytest.raises(ArgumentTypeError, match=r"expected a scipy.sparse array or matrix, found ndarray"):
+    with pytest.raises(ArgumentTypeError, match=r"expected a scipy.sparse array or matrix, got ndarray"):
         SparseTensor.from_scipy(small())
-    with pytest.raises(ArgumentTypeError, match="expected a torch sparse tensor, found csr_array"):
+    with pytest.raises(ArgumentTypeError, match="expected a torch sparse tensor, got csr_array"):
         SparseTensor.from_torch(sp.csr_array(small()))
-    with pytest.raises(ArgumentTypeError, match=r"must be a scipy.sparse array.*found list"):
+    with pytest.raises(ArgumentTypeError, match=r"must be a scipy.sparse array.*got list"):
         SparseTensor.from_any([[1.0]])
     with pytest.raises(ArgumentError, match="has no dimension"):
         SparseTensor.from_dense(np.array(1.0))
@@ -535,9 +535,9 @@ def test_formats_say_what_they_expect():
     cube = CooTensor.from_dense(np.ones((2, 2, 2)))
     with pytest.raises(ArgumentError, match=r"no format is called 'crs'; there are .*csr"):
         SparseTensor.from_any(cube, "crs")
-    with pytest.raises(ArgumentError, match="csr stores tensors of 2 dimensions, found one of 3: take csf"):
+    with pytest.raises(ArgumentError, match="csr stores tensors of 2 dimensions, got one of 3: take csf"):
         SparseTensor.from_any(cube, "csr")
-    with pytest.raises(ArgumentError, match="csf stores tensors of 2 dimensions, found one of 3"):
+    with pytest.raises(ArgumentError, match="csf stores tensors of 2 dimensions, got one of 3"):
         SparseTensor.from_any(cube, "csf", order=(1, 0))
     with pytest.raises(ArgumentError, match="order of csf must name each dimension from 0 on once"):
         formats.csf((0, 2))
@@ -545,9 +545,9 @@ def test_formats_say_what_they_expect():
         formats.csf().rules
     with pytest.raises(ArgumentTypeError, match="width: expected one of r, c, idtype, got a name that bsr"):
         SparseTensor.from_dense(small(), "bsr", width=3)
-    with pytest.raises(ArgumentError, match="r of bsr must be a whole number from 1 on, found 0"):
+    with pytest.raises(ArgumentError, match="r of bsr must be a whole number from 1 on, got 0"):
         formats.bsr(0)
-    with pytest.raises(ArgumentTypeError, match="idtype must be one of int32, int64, found 'int16'"):
+    with pytest.raises(ArgumentTypeError, match="idtype must be one of int32, int64, got 'int16'"):
         SparseTensor.from_dense(small(), idtype="int16")
     with pytest.raises(ArgumentTypeError, match="idtype must be one of"):
         formats.csr(idtype="float32")
@@ -559,18 +559,18 @@ def test_formats_say_what_they_expect():
 
 def test_values_of_the_wrong_size_are_refused():
     tensor = SparseTensor.from_dense(small(), "bsr", r=2)
-    with pytest.raises(ArgumentError, match="expected values for 1 pieces, found 2"):
+    with pytest.raises(ArgumentError, match="expected values for 1 pieces, got 2"):
         tensor.restore([np.ones(12), np.ones(12)])
-    with pytest.raises(ArgumentError, match="values in piece bsr, found an array of shape"):
+    with pytest.raises(ArgumentError, match="values in piece bsr, got an array of shape"):
         tensor.with_values([np.ones(3)])
-    with pytest.raises(ArgumentError, match=r"expected 4 entries, found an array of shape \(5,\)"):
+    with pytest.raises(ArgumentError, match=r"expected 4 entries, got an array of shape \(5,\)"):
         tensor.restore(np.ones(5))
 
 
 def test_scipy_classes_that_cannot_hold_the_tensor():
     with pytest.raises(ArgumentError, match="scipy stores csr as a matrix, the tensor has 3 dimensions"):
         SparseTensor.from_dense(np.ones((2, 2, 2))).to_scipy("csr")
-    with pytest.raises(ArgumentError, match=r"scipy has the formats .*, found 'sell'"):
+    with pytest.raises(ArgumentError, match=r"scipy has the formats .*, got 'sell'"):
         SparseTensor.from_dense(small()).to_scipy("sell")
     sticking_out = SparseTensor.from_dense(small(), "bsr", r=2)
     assert sticking_out.to_scipy().format == "csr"
@@ -750,8 +750,8 @@ def test_other_descriptors():
 
 def test_descriptors_that_are_refused():
     for change, message in [
-        ({"version": "2.0"}, "expected Binsparse version 0.1, found 2.0"),
-        ({"format": "HASH"}, "expected one of DVEC.* or a custom format, found 'HASH'"),
+        ({"version": "2.0"}, "expected Binsparse version 0.1, got 2.0"),
+        ({"format": "HASH"}, "expected one of DVEC.* or a custom format, got 'HASH'"),
         ({"structure": "round"}, "expected a symmetric, hermitian or skew_symmetric matrix"),
         ({"fill": True}, "asks for the array fill_value"),
         ({"format": {"custom": {"level": {"level_desc": "run"}}}}, "expected the levels dense, sparse and element"),
@@ -765,9 +765,9 @@ def test_descriptors_that_are_refused():
     descriptor, arrays = described("CSR", [5, 5], {**SPECIFIED, "fill_value": np.ones(1)}, fill=True)
     with pytest.raises(ArgumentError, match="filled with something else than zero"):
         SparseTensor.from_binsparse(descriptor, arrays)
-    with pytest.raises(ArgumentError, match="asks for the array indices_1, found pointers_to_1"):
+    with pytest.raises(ArgumentError, match="asks for the array indices_1, got pointers_to_1"):
         SparseTensor.from_binsparse(descriptor | described("CSR", [5, 5], {})[0], {"pointers_to_1": np.arange(6)})
-    with pytest.raises(ArgumentError, match="expected 6 values, found 1"):
+    with pytest.raises(ArgumentError, match="expected 6 values, got 1"):
         SparseTensor.from_binsparse(*described("CSR", [5, 5], SPECIFIED))
     with pytest.raises(ArgumentError, match=r"no words for ell\(\): convert it to one of csr"):
         SparseTensor.from_dense(small(), "ell").__binsparse__()

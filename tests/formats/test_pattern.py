@@ -614,8 +614,8 @@ def test_formats_says_that_matplotlib_is_missing(
     [
         (["missing.mtx"], "there is no file missing.mtx"),
         (["{files}/broken.mtx"], "not a readable .mtx file"),
-        (["{files}/cube.tns", "--feat", "8"], "SpMM takes a matrix, found 2 x 2 x 2 in cube.tns"),
-        (["{files}/cube.tns", "--plot", "{files}/a.png"], "only a matrix can be drawn, found a tensor of 3 dimensions"),
+        (["{files}/cube.tns", "--feat", "8"], "SpMM takes a matrix, got 2 x 2 x 2 in cube.tns"),
+        (["{files}/cube.tns", "--plot", "{files}/a.png"], "only a matrix can be drawn, got a tensor of 3 dimensions"),
         (["{files}/blocks.mtx", "--feat", "0"], "positive"),
         (["{files}/blocks.mtx", "--most", "-1"], "positive"),
         ([], "FILE"),
@@ -679,10 +679,10 @@ def test_the_benchmark_times_and_reports_findings(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "expected files with matrices, or --data FOLDER; found none"),
+        ([], "expected files with matrices, or --data FOLDER, got none"),
         (["missing.mtx"], "there is no file missing.mtx"),
         (["--data", "missing"], "there is no folder missing"),
-        (["--feat", "x", "a.mtx"], "expected a number of columns, 0 to time nothing; found 'x'"),
+        (["--feat", "x", "a.mtx"], "expected a number of columns, 0 to time nothing, got 'x'"),
         (["{files}/cube.tns"], "none of the files could be measured"),
     ],
 )

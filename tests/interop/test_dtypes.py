@@ -169,7 +169,7 @@ def test_products_of_bools_say_what_is_reached(
 def test_bools_have_no_differences(operator: str) -> None:
     with pytest.raises(ScriptError) as caught:
         sparsetir.parse(ELEMENTWISE.format(dtype="bool", value=f"A[i] {operator} B[i]"))
-    message = "expected + (or), * (and), T.max, T.min or a comparison of bools, found A[i] {} B[i]; convert them first"
+    message = "expected + (or), * (and), T.max, T.min or a comparison of bools, got A[i] {} B[i]; convert them first"
     assert message.format(operator) in str(caught.value)
     assert "<str>:9:" in str(caught.value)
 
@@ -195,7 +195,7 @@ def test_a_constant_of_16_bits_is_true_unless_it_is_zero(dtype: str) -> None:
 
 @pytest.mark.parametrize(("value", "found"), [("3", "3"), ("-T.float32(2)", "-2")])
 def test_other_numbers_are_no_bools(value: str, found: str) -> None:
-    with pytest.raises(ScriptError, match=f"a bool holds True or False, found the number {found}; write T.bool"):
+    with pytest.raises(ScriptError, match=f"a bool holds True or False, got the number {found}; write T.bool"):
         sparsetir.parse(ELEMENTWISE.format(dtype="bool", value=value))
 
 
@@ -212,14 +212,14 @@ def test_functions_of_numbers_that_are_no_floats_are_refused(dtype: str) -> None
             continue
         with pytest.raises(ScriptError) as caught:
             sparsetir.parse(ELEMENTWISE.format(dtype=dtype, value=f"T.{name}(A[i])"))
-        message = f"T.{name} takes {', '.join(FLOATS)}, found A[i] of {dtype}; convert it first, as by T.float32(...)"
+        message = f"T.{name} takes {', '.join(FLOATS)}, got A[i] of {dtype}; convert it first, as by T.float32(...)"
         assert message in str(caught.value)
 
 
 def test_functions_without_machine_code_are_refused() -> None:
     with pytest.raises(ScriptError, match=r"T.fmod has no machine code on CPUs; write A - T.trunc\(A / B\) \* B"):
         sparsetir.parse(ELEMENTWISE.format(dtype="float32", value="T.fmod(A[i], B[i])"))
-    with pytest.raises(ScriptError, match=r"T.nextafter takes float32, float64, found A\[i\] of float16"):
+    with pytest.raises(ScriptError, match=r"T.nextafter takes float32, float64, got A\[i\] of float16"):
         sparsetir.parse(ELEMENTWISE.format(dtype="float16", value="T.nextafter(A[i], B[i])"))
 
 
@@ -253,13 +253,13 @@ def test_other_spellings() -> None:
 
 
 def test_dtypes_that_are_none_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"dtype is one of float16, .*, bool, found 'complex64'$"):
+    with pytest.raises(ArgumentError, match=r"dtype is one of float16, .*, bool, got 'complex64'$"):
         ops.spmm("complex64")
-    with pytest.raises(ArgumentError, match=r"idtype is one of int32, int64, found 'uint32'$"):
+    with pytest.raises(ArgumentError, match=r"idtype is one of int32, int64, got 'uint32'$"):
         ops.spmm(idtype="uint32")
-    with pytest.raises(ArgumentError, match=r"found ndarray; sparsetir.ops.spmm makes a program: build it"):
+    with pytest.raises(ArgumentError, match=r"got ndarray; sparsetir.ops.spmm makes a program: build it"):
         ops.spmm(np.ones((2, 2)), np.ones((2, 2)))  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"block is the edge of a block of the format bsr, found block=3 for csr"):
+    with pytest.raises(ArgumentError, match=r"block is the edge of a block of the format bsr, got block=3 for csr"):
         ops.spmm(block=3)
 
 
@@ -286,7 +286,7 @@ def test_numpy_s_numbers_everywhere_else() -> None:
     sparsetir.set_num_threads(whole(sparsetir.get_num_threads()))
     assert sparsetir.build(ops.spmm(), expected_calls=whole(1000)).expected_calls == 1000
     for value in ("x", 2.5):
-        with pytest.raises(ScheduleError, match=f"tile must be a whole number, found {value!r}"):
+        with pytest.raises(ScheduleError, match=f"tile must be a whole number, got {value!r}"):
             Choices(tile=value)  # type: ignore[arg-type]
 
 

@@ -50,8 +50,8 @@ def add(
 
 
 def test_members_are_several():
-    refuse(add("I, T.union(JA)"), "T.union takes two axes or more, found 1; list a single axis by itself")
-    refuse(add("I, T.intersect()"), "T.intersect takes two axes or more, found 0")
+    refuse(add("I, T.union(JA)"), "T.union takes two axes or more, got 1; list a single axis by itself")
+    refuse(add("I, T.intersect()"), "T.intersect takes two axes or more, got 0")
 
 
 def test_members_are_axes():
@@ -59,9 +59,7 @@ def test_members_are_axes():
 
 
 def test_members_have_one_length():
-    sentence = (
-        "the axes of T.union must have one length, found that JA has n, JB has p; declare both with the same size"
-    )
+    sentence = "the axes of T.union must have one length, got JA has n, JB has p; declare both with the same size"
     refuse(add("I, T.union(JA, JB)"), sentence, length="p")
 
 
@@ -117,7 +115,7 @@ def test_an_operand_does_not_lie_over_a_computed_axis():
 def test_results_are_handles_and_no_scratch():
     refuse('E = T.alloc_sparse_buffer((I, J), "float32")', "scratch over the assembled axis J is not supported")
     text = HEAD.replace("c: T.handle", 'c: T.Buffer((4,), "float32")').format(length="n", over="I,")
-    with pytest.raises(SparseTIRError, match=re.escape("a result over J is a T.handle parameter, found c")):
+    with pytest.raises(SparseTIRError, match=re.escape("a result over J is a T.handle parameter, got c")):
         sparsetir.parse(text + "    T.evaluate(0)\n")
 
 
@@ -160,7 +158,7 @@ def test_rows_are_iterated_first():
     refuse(body, sentence, "rows-first")
     body = add("N, I, T.union(JA, JB)", "RSS", "k, i, j")
     refuse(body, "C is stored row by row along I, but k is iterated before i; list the axis of i first")
-    refuse(add("I, JA", at="i + 1, j"), "the row of C along I must be a variable of the sp_iter, found i + 1")
+    refuse(add("I, JA", at="i + 1, j"), "the row of C along I must be a variable of the sp_iter, got i + 1")
 
 
 def test_coordinates_that_are_kept_are_spatial():

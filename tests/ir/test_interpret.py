@@ -619,7 +619,7 @@ def test_errors_name_the_cause():
         interpret(overrun, {})
     with pytest.raises(ArgumentTypeError, match="no parameter is called 'A'; there are: a, b, c, feat"):
         interpret(spmm, {"A": [1]})
-    with pytest.raises(ArgumentError, match=r"c must have shape \(3, 2\), found \(5,\)"):
+    with pytest.raises(ArgumentError, match=r"c must have shape \(3, 2\), got \(5,\)"):
         interpret(spmm, {**CSR, "b": np.ones((3, 2)), "c": np.zeros(5)})
     with pytest.raises(ArgumentError, match="nothing gives a value to n"):
         interpret(spmm, CSR)

@@ -101,6 +101,6 @@ def test_a_size_beside_an_axis() -> None:
     text = (
         "@T.prim_func\ndef f(y: T.handle, m: T.int32):\n    I = T.dense_fixed(m)\n    Y = T.match_buffer(y, (I, m * 2))"
     )
-    with pytest.raises(sparsetir.SparseTIRError, match=r"over axes or has sizes, found the size m \* 2 beside axis I"):
+    with pytest.raises(sparsetir.SparseTIRError, match=r"over axes or has sizes, got the size m \* 2 beside axis I"):
         sparsetir.parse(text)
     assert issubclass(VerifyError, sparsetir.SparseTIRError)

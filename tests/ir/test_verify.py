@@ -38,12 +38,12 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "sizes": (
         "    S: T.let[T.float32] = T.sp.dense_fixed(T.float32(3))",
         "S",
-        "the length of axis S must be an integer, found T.float32(3.0) of float32",
+        "the length of axis S must be an integer, got T.float32(3.0) of float32",
     ),
     "index-dtype": (
         "    S: T.let[T.int16] = T.sp.dense_fixed(T.int16(3))",
         "S",
-        "axis S must count in int32 or int64, found int16",
+        "axis S must count in int32 or int64, got int16",
     ),
     "value-dtype": (
         '    H = T.alloc_buffer((m,), "uint4")\n    S = T.decl_buffer((m,), "uint4", data=H.data)\n'
@@ -55,13 +55,13 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         '    H = T.alloc_buffer((nnz,), "int8")\n    S = T.decl_buffer((n,), "int8", data=H.data)\n'
         "    T.sp.bind_axes(S, T.int8(0), J)",
         "S",
-        "buffer S: a buffer over axis J must also have its parent I, found (J)",
+        "buffer S: a buffer over axis J must also have its parent I, got (J)",
     ),
     "letters": (
         '    with T.sblock("odd"):\n        i = T.axis.spatial(m, T.sp.coord(I, 0))\n        T.reads()\n'
         '        T.writes()\n        T.sblock_attr({"sparse_iter": "R"})\n        B[i] = T.float32(0)',
         "odd",
-        "expected one letter S or R for each variable, 'S'; found 'R' (sp_iter 'odd')",
+        "expected one letter S or R for each variable, 'S', got 'R' (sp_iter 'odd')",
     ),
     "axis-once": (
         '    with T.sp_iter([I, J, J], "SRR", "odd") as [i, j, k]:\n        B[i] = A[i, j]',
@@ -86,12 +86,12 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         '    with T.sblock("odd"):\n        i = T.axis.spatial(T.int64(9), T.sp.coord(I, 0))\n        T.reads()\n'
         '        T.writes()\n        T.sblock_attr({"sparse_iter": "S"})\n        B[i] = T.float32(0)',
         "odd",
-        "variable i must be int32 like its axis I, found int64",
+        "variable i must be int32 like its axis I, got int64",
     ),
     "subscripts": (
         '    with T.sp_iter([I], "S", "odd") as [i]:\n        B[B[i]] = T.float32(0)',
         "B",
-        "a subscript of B must be an integer, found B[i] of float32; cast it",
+        "a subscript of B must be an integer, got B[i] of float32; cast it",
     ),
     "axes-in-place": (
         '    with T.sp_iter([I], "S", "odd") as [i]:\n        B[i] = T.Cast("float32", I + 1)',
@@ -111,17 +111,17 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "conditions": (
         '    with T.sp_iter([I], "S", "odd") as [i]:\n        if B[i]:\n            B[i] = T.float32(0)',
         "",
-        "a condition must be a comparison, found B[i] of float32; compare it",
+        "a condition must be a comparison, got B[i] of float32; compare it",
     ),
     "float-functions": (
         '    with T.sp_iter([I], "S", "odd") as [i]:\n        B[i] = T.Cast("float32", T.exp(i))',
         "",
-        "T.exp takes float16, bfloat16, float32, float64, found i of int32; convert it first, as by T.float32(...)",
+        "T.exp takes float16, bfloat16, float32, float64, got i of int32; convert it first, as by T.float32(...)",
     ),
     "bool-arithmetic": (
         '    with T.sp_iter([I], "S", "odd") as [i]:\n        B[i] = T.Cast("float32", (B[i] > 0) - (i > 0))',
         "",
-        "expected + (or), * (and), T.max, T.min or a comparison of bools, found",
+        "expected + (or), * (and), T.max, T.min or a comparison of bools, got",
     ),
     "init-spatial": (
         '    with T.sp_iter([I, J], "SR", "odd") as [i, j]:\n        with T.init():\n'
@@ -144,7 +144,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         '    with T.sblock("odd"):\n        i = T.axis.spatial(m, T.sp.coord(I, 0))\n        T.reads()\n'
         '        T.writes()\n        T.sblock_attr({"sparse_iter": "S", "search": "fast"})\n        B[i] = A[i, 0]',
         "odd",
-        "the search of an sp_iter is one of inline, hoist, merge, found 'fast'",
+        "the search of an sp_iter is one of inline, hoist, merge, got 'fast'",
     ),
     "merge-sorted": (
         '    V = T.match_sparse_buffer(q, (I, U), "int32")\n'
@@ -186,7 +186,7 @@ def test_rule_of_stage_1(rule: str) -> None:
 def test_a_negative_size() -> None:
     func = parse(HEAD + '    with T.sp_iter([I], "S") as [i]:\n        B[i] = T.float32(0)')
     sizes = {str(p.name): p for p in func.params}
-    expect(func.specialize({sizes["n"]: -3}), "sizes", "J", "the length of axis J must not be negative, found -3")
+    expect(func.specialize({sizes["n"]: -3}), "sizes", "J", "the length of axis J must not be negative, got -3")
 
 
 def test_every_handle_becomes_an_array() -> None:
@@ -307,11 +307,11 @@ def func(q: T.Buffer((9,), "int32"), y: T.Buffer((9,), "int32"), m: T.int32):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("T.sp.find(q[0], m, v, 1)", "T.sp.find: expected 5 arguments, found 4"),
+        ("T.sp.find(q[0], m, v, 1)", "T.sp.find: expected 5 arguments, got 4"),
         ('T.sp.find(m, m, v, 1, "inline")', "T.sp.find: expected the first element of a fiber as first argument"),
-        ('T.sp.find(q[0], m, v, 1, "fast")', "T.sp.find: expected one of inline, hoist, merge as last argument, found"),
-        ('T.sp.find(q[0], T.float32(1), v, 1, "inline")', "T.sp.find: expected int32 or int64 arguments, found"),
-        ("T.sp.find_fiber(q[0], m)", "T.sp.find_fiber: expected 3 arguments, found 2"),
+        ('T.sp.find(q[0], m, v, 1, "fast")', "T.sp.find: expected one of inline, hoist, merge as last argument, got"),
+        ('T.sp.find(q[0], T.float32(1), v, 1, "inline")', "T.sp.find: expected int32 or int64 arguments, got"),
+        ("T.sp.find_fiber(q[0], m)", "T.sp.find_fiber: expected 3 arguments, got 2"),
         ('T.sp.arg("int32", 0)', "T.sp.arg stands outside of a T.sp.find_rule"),
     ],
 )
@@ -343,7 +343,7 @@ def test_stage_2_is_not_stage_3() -> None:
 
 def test_buffers_of_stage_3_are_flat() -> None:
     func = parse("@T.prim_func\ndef func(a: T.Buffer((3, 3), 'float32')):\n    a[0, 0] = T.float32(0)")
-    expect(func, "flat-buffers", "a", "buffer a must be one-dimensional in stage III, found 2 subscripts", stage=3)
+    expect(func, "flat-buffers", "a", "buffer a must be one-dimensional in stage III, got 2 subscripts", stage=3)
 
 
 # ---------------------------------------------------------------- the entry
@@ -378,9 +378,9 @@ def test_a_problem_names_its_line() -> None:
 
 
 def test_what_can_be_verified() -> None:
-    with pytest.raises(VerifyError, match=r"expected a tirx.PrimFunc or an IRModule, found str"):
+    with pytest.raises(VerifyError, match=r"expected a tirx.PrimFunc or an IRModule, got str"):
         verify("spmm")
-    with pytest.raises(VerifyError, match=r"stage must be 1, 2 or 3, found 4"):
+    with pytest.raises(VerifyError, match=r"stage must be 1, 2 or 3, got 4"):
         verify(legal, stage=4)
 
 

@@ -194,9 +194,9 @@ def test_tuned(tmp_path: Any) -> None:
         (lambda A: np.asarray(A), ArgumentTypeError, "pass it to sparsetir.compute"),
         (lambda A: bool(A), ArgumentTypeError, "no condition can depend on it"),
         (lambda A: lazy(np.ones(3, "int32")), ArgumentTypeError, "lazy arrays are of float16"),
-        (lambda A: compute(X), ArgumentTypeError, "compute takes lazy arrays, found ndarray"),
-        (lambda A: fused(lambda x: 3)(X), ArgumentTypeError, "a fused function returns lazy arrays, found int"),
-        (lambda A: lazy(sparsetir.CooTensor.from_dense(np.ones((2, 2, 2)))), ArgumentError, "found 3 dimensions"),
+        (lambda A: compute(X), ArgumentTypeError, "compute takes lazy arrays, got ndarray"),
+        (lambda A: fused(lambda x: 3)(X), ArgumentTypeError, "a fused function returns lazy arrays, got int"),
+        (lambda A: lazy(sparsetir.CooTensor.from_dense(np.ones((2, 2, 2)))), ArgumentError, "got 3 dimensions"),
     ],
 )
 def test_refusals(action: Any, error: type[Exception], message: str) -> None:
@@ -240,7 +240,7 @@ def test_reductions_of_nothing() -> None:
     assert sparsetir.compute(nothing.sum(0)).tolist() == [0, 0, 0]
     with pytest.raises(ArgumentError, match="max of an empty tensor is undefined"):
         nothing.max(0)
-    with pytest.raises(ArgumentTypeError, match="k of a fused function is part of its kind, found list"):
+    with pytest.raises(ArgumentTypeError, match="k of a fused function is part of its kind, got list"):
         sparsetir.fused(lambda A, k=None: A)(np.ones(2), k=[1])
 
 

@@ -590,26 +590,26 @@ def test_decomposed_programs(name: str) -> None:
 
 ASCENDING = "must be one or more numbers in ascending order"
 WRONG = [
-    ("sell", {"C": 0}, "C of sell must be a whole number from 1 on, found 0"),
-    ("sell", {"sigma": 2.5}, "sigma of sell must be a whole number from 1 on, found 2.5"),
-    ("narrow_sell", {"C": 0}, "C of narrow_sell must be a whole number from 1 on, found 0"),
-    ("padded_csr", {"t": -1}, "t of padded_csr must be a whole number from 1 on, found -1"),
-    ("sr_bcrs", {"t": 8, "g": True}, "g of sr_bcrs must be a whole number from 1 on, found True"),
-    ("band", {"lower": -1}, "lower of band must be a whole number from 0 on, found -1"),
-    ("band", {"upper": "2"}, "upper of band must be a whole number from 0 on, found '2'"),
-    ("nm", {"n": 5, "m": 4}, "nm keeps n of m columns, found n=5 and m=4: pass n up to m"),
-    ("columns", {"c": 0}, "c of columns must be a whole number from 1 on, found 0"),
-    ("rows", {"p": 0}, "p of rows must be a whole number from 1 on, found 0"),
-    ("buckets", {"widths": (1, 0)}, "widths of buckets must be a whole number from 1 on, found 0"),
-    ("buckets", {"widths": (4, 2)}, rf"widths of buckets {ASCENDING}, found \(4, 2\)"),
-    ("buckets", {"widths": ()}, rf"widths of buckets {ASCENDING}, found \(\)"),
-    ("hyb", {"c": -2}, "c of hyb must be a whole number from 1 on, found -2"),
-    ("hyb", {"widths": (2, 2)}, rf"widths of hyb {ASCENDING}, found \(2, 2\)"),
-    ("blocks", {"r": 0}, "r of blocks must be a whole number from 1 on, found 0"),
-    ("blocks", {"density": 0}, "density of blocks must be above 0 and at most 1, found 0"),
-    ("dia_rest", {"density": 1.5}, "density of dia_rest must be above 0 and at most 1, found 1.5"),
-    ("dense_rows", {"density": "all"}, "density of dense_rows must be above 0 and at most 1, found 'all'"),
-    ("ell_rest", {"width": 0}, "width of ell_rest must be a whole number from 1 on, found 0"),
+    ("sell", {"C": 0}, "C of sell must be a whole number from 1 on, got 0"),
+    ("sell", {"sigma": 2.5}, "sigma of sell must be a whole number from 1 on, got 2.5"),
+    ("narrow_sell", {"C": 0}, "C of narrow_sell must be a whole number from 1 on, got 0"),
+    ("padded_csr", {"t": -1}, "t of padded_csr must be a whole number from 1 on, got -1"),
+    ("sr_bcrs", {"t": 8, "g": True}, "g of sr_bcrs must be a whole number from 1 on, got True"),
+    ("band", {"lower": -1}, "lower of band must be a whole number from 0 on, got -1"),
+    ("band", {"upper": "2"}, "upper of band must be a whole number from 0 on, got '2'"),
+    ("nm", {"n": 5, "m": 4}, "nm keeps n of m columns, got n=5 and m=4: pass n up to m"),
+    ("columns", {"c": 0}, "c of columns must be a whole number from 1 on, got 0"),
+    ("rows", {"p": 0}, "p of rows must be a whole number from 1 on, got 0"),
+    ("buckets", {"widths": (1, 0)}, "widths of buckets must be a whole number from 1 on, got 0"),
+    ("buckets", {"widths": (4, 2)}, rf"widths of buckets {ASCENDING}, got \(4, 2\)"),
+    ("buckets", {"widths": ()}, rf"widths of buckets {ASCENDING}, got \(\)"),
+    ("hyb", {"c": -2}, "c of hyb must be a whole number from 1 on, got -2"),
+    ("hyb", {"widths": (2, 2)}, rf"widths of hyb {ASCENDING}, got \(2, 2\)"),
+    ("blocks", {"r": 0}, "r of blocks must be a whole number from 1 on, got 0"),
+    ("blocks", {"density": 0}, "density of blocks must be above 0 and at most 1, got 0"),
+    ("dia_rest", {"density": 1.5}, "density of dia_rest must be above 0 and at most 1, got 1.5"),
+    ("dense_rows", {"density": "all"}, "density of dense_rows must be above 0 and at most 1, got 'all'"),
+    ("ell_rest", {"width": 0}, "width of ell_rest must be a whole number from 1 on, got 0"),
 ]
 
 
@@ -621,12 +621,12 @@ def test_wrong_parameters(name: str, parameters: dict[str, Any], message: str) -
 
 @pytest.mark.parametrize("name", ["sell", "dia", "columns", "buckets", "hyb", "blocks"])
 def test_wrong_index_types(name: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="idtype must be one of int32, int64, found 'int8'"):
+    with pytest.raises(ArgumentTypeError, match="idtype must be one of int32, int64, got 'int8'"):
         make(name, idtype="int8")
 
 
 def test_a_part_is_a_format() -> None:
-    with pytest.raises(ArgumentTypeError, match="a part of columns takes a format or the name of one, found 3"):
+    with pytest.raises(ArgumentTypeError, match="a part of columns takes a format or the name of one, got 3"):
         make("columns", each=3).rules
     with pytest.raises(ArgumentError, match="no format is called 'cs'"):
         make("blocks", rest="cs").rules

@@ -823,7 +823,7 @@ UNREAD = "before anything is stored to it; cache what a block initialises"
         ("ell_scale_in_place", _cache_inplace, "not well formed: undefined variable vi; cache_inplace"),
         ("csrmm", _bind_threads, "loop i is bound to threadIdx.x, but kernels run on CPUs"),
         ("csrmm", _unroll_without_a_bound, "to unroll loop j its number of steps must be a constant"),
-        ("csrmm", _vectorize_without_a_bound, "to vectorize loop k its number of steps .* found feat; split the loop"),
+        ("csrmm", _vectorize_without_a_bound, "to vectorize loop k its number of steps .* got feat; split the loop"),
         ("csrmm", _parallel_twice, "loop k cannot be parallel inside the parallel loop i"),
         ("csrmm", _parallel_in_chunks, "loop k cannot be parallel inside the parallel loop i"),
     ],

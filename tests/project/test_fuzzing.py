@@ -190,8 +190,8 @@ def test_crashes_are_attributed_and_reduced(tmp_path: Path) -> None:
         "sys.path[:0] = [{tests!r}, {own!r}]\n"
         "from fuzzing import fronts, minimise, case\n"
         "from test_fuzzing import Ending\n"
-        "smaller, found = minimise.minimised(Ending((5, 6, 7, 8)), case.Finding('crashed', '', ''), 30)\n"
-        "print(json.dumps([smaller.parts, found.detail, minimise.Runner().run(Ending((1,)))]))\n"
+        "smaller, got = minimise.minimised(Ending((5, 6, 7, 8)), case.Finding('crashed', '', ''), 30)\n"
+        "print(json.dumps([smaller.parts, got.detail, minimise.Runner().run(Ending((1,)))]))\n"
     )
     own = Path(__file__).parent
     code = code.format(tests=str(own.parent), own=str(own))

@@ -94,13 +94,13 @@ def test_a_model_takes_arrays_by_position_and_name_and_gives_arrays(affine: srel
 def test_wrong_arguments_are_named(affine: srelax.CompiledModel) -> None:
     x = dense(3, 16)
     for args, named, kind, message in (
-        ((x,), {}, TypeError, r"takes \(x: float32\[n, 16\], y: .*\); found 1 arguments"),
-        ((x, x), {"x": x}, TypeError, "found another argument x"),
+        ((x,), {}, TypeError, r"takes \(x: float32\[n, 16\], y: .*\), got 1 arguments"),
+        ((x, x), {"x": x}, TypeError, "got another argument x"),
         ((x, x.astype("float64")), {}, TypeError, "y has dtype float64; expected float32"),
         ((x, x[:, :5]), {}, ValueError, r"y has shape \(3, 5\); expected y: float32\[n, 16\]"),
         ((x, x[0]), {}, ValueError, r"y has shape \(16,\); expected"),
         ((x, x[:2]), {}, ValueError, r"y.shape\[0\] is 2 but x.shape\[0\] is 3: they are one size, n"),
-        ((x, [1.0]), {}, TypeError, "y must be a torch tensor, a numpy array or a TVM tensor; found list"),
+        ((x, [1.0]), {}, TypeError, "y must be a torch tensor, a numpy array or a TVM tensor, got list"),
     ):
         with pytest.raises(kind, match=message):
             affine(*args, **named)
@@ -165,20 +165,20 @@ def test_wrong_files_and_modules_are_refused(affine: srelax.CompiledModel, tmp_p
     with pytest.raises(FileNotFoundError, match="no model at"):
         srelax.load(tmp_path / "missing.so")
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(ArgumentError, match=r"a model is a library: expected a name ending in .so, found x.npy"):
+    with pytest.raises(ArgumentError, match=r"a model is a library: expected a name ending in .so, got x.npy"):
         srelax.load(tmp_path / "x.npy")
     (tmp_path / "x.so").write_bytes(b"\x93NUMPY")
     with pytest.raises(ArgumentError, match=r"x.so is no library for this machine"):
         srelax.load(tmp_path / "x.so")
-    with pytest.raises(ArgumentError, match=r"ending in .so, found model.bin"):
+    with pytest.raises(ArgumentError, match=r"ending in .so, got model.bin"):
         affine.save(tmp_path / "model.bin")
     with pytest.raises(ArgumentError, match=r"there is no folder .* to save model.so in"):
         affine.save(tmp_path / "missing" / "model.so")
     with pytest.raises(ArgumentError, match="no parameter V: main has x, y, W"):
         srelax.compile_model(Affine, params={"V": np.ones(1)})
-    with pytest.raises(ArgumentTypeError, match="takes passes over an IRModule; found str"):
+    with pytest.raises(ArgumentTypeError, match="takes passes over an IRModule, got str"):
         srelax.compile_model(Affine, sparsify=["weights"])
-    with pytest.raises(ArgumentError, match="with a function main, or with one Relax function; found f, g"):
+    with pytest.raises(ArgumentError, match="with a function main, or with one Relax function, got f, g"):
         srelax.compile_model(ir.IRModule({"f": Affine["main"], "g": Affine["main"]}))
 
 
@@ -244,9 +244,9 @@ def test_a_sparse_layer_refuses_what_does_not_fit() -> None:
     A = csr()
     with pytest.raises(ArgumentError, match=r"shape \(12, 16\); expected \(12, 15\), outputs by inputs"):
         SparseLinear(15, 12, A)
-    with pytest.raises(ArgumentTypeError, match=r"a number of entries or a scipy.sparse matrix; found list"):
+    with pytest.raises(ArgumentTypeError, match=r"a number of entries or a scipy.sparse matrix, got list"):
         SparseLinear(15, 12, [1])
-    with pytest.raises(ArgumentTypeError, match=r"expected a scipy.sparse matrix; found ndarray"):
+    with pytest.raises(ArgumentTypeError, match=r"expected a scipy.sparse matrix, got ndarray"):
         SparseLinear.from_scipy(A.toarray())
     with pytest.raises(ArgumentError, match=r"bias has shape \(3,\); expected \(12,\)"):
         SparseLinear.from_scipy(A, np.ones(3, "float32"))

@@ -371,7 +371,7 @@ def test_structures_transposed_at_run_time_are_those_of_scipy(idtype: str) -> No
 
 def test_wrong_constant_structures_are_refused_before_they_are_transposed() -> None:
     wrong = {**A, "indices": A["indices"] + 3}
-    with pytest.raises(ArgumentError, match=r"R\.sparse\.spmm: indices must be from 0 to 4; found 3 to"):
+    with pytest.raises(ArgumentError, match=r"R\.sparse\.spmm: indices must be from 0 to 4, got 3 to"):
         gradient(summed(srelax.spmm, {**wrong, "B": dense(5, 3)}, {"indptr", "indices"}))
 
 
@@ -399,7 +399,7 @@ def test_gradients_of_gradients_of_attention_are_refused() -> None:
         (
             lambda x, indptr: srelax.segment_expand(x, indptr, 4),
             {"x": dense(3), "indptr": np.zeros(3, "int32")},
-            "segment_expand takes x with an element for each row; found 3 for 2 rows",
+            "segment_expand takes x with an element for each row, got 3 for 2 rows",
         ),
         (
             lambda x, indptr: srelax.segment_expand(x, indptr, relax.const(4)),

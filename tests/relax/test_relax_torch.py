@@ -124,7 +124,7 @@ def test_products_keep_their_dtype(dtype: Any) -> None:
         (lambda x: x.to_sparse(), ArgumentTypeError, "x is sparse .* pass x.to_dense"),
         (lambda x: x.to("meta"), ArgumentTypeError, "x is on meta; models run on the cpu"),
         (lambda x: x.clone().requires_grad_(), ArgumentTypeError, "x requires grad, .* pass x.detach"),
-        (lambda x: 3, ArgumentTypeError, "x must be a torch tensor, .* found int"),
+        (lambda x: 3, ArgumentTypeError, "x must be a torch tensor, .* got int"),
     ],
 )
 def test_wrong_tensors_are_named(compiled: srelax.CompiledModel, change: Any, kind: Any, message: str) -> None:
@@ -135,9 +135,9 @@ def test_wrong_tensors_are_named(compiled: srelax.CompiledModel, change: Any, ki
 
 def test_wrong_nesting_is_refused(compiled: srelax.CompiledModel) -> None:
     x, _, more = arguments(4)
-    with pytest.raises(ArgumentTypeError, match="found 2 positional arguments and shift"):
+    with pytest.raises(ArgumentTypeError, match="got 2 positional arguments and shift"):
         compiled(x, True, shift=torch.ones(M))
-    with pytest.raises(ArgumentError, match="an argument was True when the model was traced; found False"):
+    with pytest.raises(ArgumentError, match="an argument was True when the model was traced, got False"):
         compiled(x, False, more, shift=torch.ones(M))
     needs_none = x.clone().requires_grad_()
     with torch.no_grad():
@@ -149,12 +149,12 @@ def test_what_cannot_be_traced_is_refused() -> None:
     x = torch.randn(4, N)
     layer = torch.nn.Linear(N, M)
     for model, args, options, message in (
-        (lambda x: x, (x,), {}, "expected a torch.nn.Module or an ExportedProgram; found function"),
+        (lambda x: x, (x,), {}, "expected a torch.nn.Module or an ExportedProgram, got function"),
         (layer, None, {}, "pass example_args"),
         (layer, x, {}, r"pass \(tensor,\)"),
         (torch.export.export(layer, (x,)), (x,), {}, "traced already"),
         (layer, (x.to_sparse_csr(),), {}, r"example_args\[0\] is sparse \(torch.sparse_csr\)"),
-        (layer, (x,), {"sparsify": 3}, "takes passes over an IRModule; found int"),
+        (layer, (x,), {"sparsify": 3}, "takes passes over an IRModule, got int"),
     ):
         with pytest.raises(TypeError, match=message):
             srelax.from_torch(model, args, **options)

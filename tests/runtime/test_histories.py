@@ -367,12 +367,12 @@ def test_messages_of_calls() -> None:
     kernel = sparsetir.build(sparsetir.ops.spmm())
     bound = kernel.bind(A=A)
     for call in (kernel, bound):
-        with pytest.raises(ArgumentTypeError, match=r"by name, as in kernel\(A=..., B=...\); found 2 without names"):
+        with pytest.raises(ArgumentTypeError, match=r"by name, as in kernel\(A=..., B=...\), got 2 without names"):
             call(A, B)
     assert "with nothing fixed" in repr(kernel.bind())
-    refused(ArgumentTypeError, r"A must be an array, found str: pass sparsetir.read\(path\)", A="m.npz", B=B)
+    refused(ArgumentTypeError, r"A must be an array, got str: pass sparsetir.read\(path\)", A="m.npz", B=B)
     refused(ArgumentTypeError, "B has a mask, .* pass B.filled", A=A, B=np.ma.masked_array(B, B > 2))
-    refused(ArgumentTypeError, "B is dense in this kernel, found a sparse csr_array: pass a dense array", A=A, B=A)
+    refused(ArgumentTypeError, "B is dense in this kernel, got a sparse csr_array: pass a dense array", A=A, B=A)
     refused(ArgumentTypeError, r"a belongs to A, which is fixed by bind: .* bind\(indptr=..., indices=...\)", bound,
             a=A.data, B=B)  # fmt: skip
     refused(ArgumentTypeError, "A is fixed by bind; do not pass it again", bound, A=A, B=B)
@@ -386,7 +386,7 @@ def test_messages_of_calls() -> None:
     vector = sp.coo_array((np.ones(1, np.float32), (np.array([2]),)), shape=(3,))
     refused(ArgumentError, r"A has shape \(3,\) but the buffer has 2 axes \(I, J\)", A=vector, B=B)
     bsr = sparsetir.build(sparsetir.ops.spmm(format="bsr", block=4))
-    refused(ArgumentError, r"a must have 3 dimensions, found shape \(64,\)", bsr, a=np.zeros(64, np.float32))
+    refused(ArgumentError, r"a must have 3 dimensions, got shape \(64,\)", bsr, a=np.zeros(64, np.float32))
 
 
 def test_values_change_where_the_structure_alone_is_bound() -> None:

@@ -162,7 +162,7 @@ class Unprintable:
 
 
 def test_a_schedule_of_another_class_is_refused_before_it_is_printed() -> None:
-    with pytest.raises(sparsetir.errors.ArgumentTypeError, match=r"a schedule is .* found Unprintable"):
+    with pytest.raises(sparsetir.errors.ArgumentTypeError, match=r"a schedule is .* got Unprintable"):
         sparsetir.build(ops.spmm(), schedule=Unprintable())
 
 

@@ -135,7 +135,7 @@ def test_the_forked_thread_is_alone(kernel: Any) -> None:
 
     [(count, message)] = in_children(work, 1)
     assert count == 1
-    assert "a thread that a fork copied has no others to share kernels with: expected 1, found 2" in message
+    assert "a thread that a fork copied has no others to share kernels with: expected 1, got 2" in message
     assert "'spawn'" in message
 
 

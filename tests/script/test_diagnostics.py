@@ -51,7 +51,7 @@ def refused(text: str, message: str, line: int) -> None:
 
 PYTHON = "Python's max, min, if, and, or and not would have to know the value now; write T.max, T.min, T.if_then_else"
 POWERS = "powers are T.pow(a, b), of float16, float32 or float64; a square is a * a"
-NOTHING = "takes numbers and expressions, found None; a function that is called here must return an expression"
+NOTHING = "takes numbers and expressions, got None; a function that is called here must return an expression"
 VALUES = {
     "T.ceildiv(None, 2)": f"T.ceildiv {NOTHING}",
     "T.if_then_else(i > 0, None, A[i, j])": f"T.if_then_else {NOTHING}",
@@ -65,15 +65,15 @@ VALUES = {
     "T.attach(J, I)": "T.attach belongs into the list of an sp_iter: T.sp_iter([.., T.attach(..)], ..)",
     "max(B[i], A[i, j])": PYTHON,
     "min(B[i], A[i, j])": PYTHON,
-    "abs(A[i, j])": "Python's abs takes numbers, found an expression; write T.abs",
-    "round(x)": "Python's round takes numbers, found an expression; write T.round",
-    "float(x)": "Python's float takes numbers, found an expression; convert it by T.float32, T.int32 and so on",
+    "abs(A[i, j])": "Python's abs takes numbers, got an expression; write T.abs",
+    "round(x)": "Python's round takes numbers, got an expression; write T.round",
+    "float(x)": "Python's float takes numbers, got an expression; convert it by T.float32, T.int32 and so on",
     "A[i, j] ** 2": POWERS,
     "T.pow(i, j)": POWERS,
-    "A[i, j] // x": "//, % and the like take integers, found A[i, j]; of floats, T.floor(a / b) rounds a quotient",
+    "A[i, j] // x": "//, % and the like take integers, got A[i, j]; of floats, T.floor(a / b) rounds a quotient",
     "i / j": "/ divides floats; of integers write a // b, or convert them first",
-    "x and A[i, j]": "and, or, not and T.Select take conditions, found a number; compare it first, as by a > 0",
-    "T.if_then_else(x, 0.0, x)": "a condition must be a comparison, found another value; compare it, as by a > 0",
+    "x and A[i, j]": "and, or, not and T.Select take conditions, got a number; compare it first, as by a > 0",
+    "T.if_then_else(x, 0.0, x)": "a condition must be a comparison, got another value; compare it, as by a > 0",
     "T.maximum(x, x)": "T has no name maximum; write T.max(a, b)",
     "T.where(x > 0, x, x)": "a choice of two values is T.if_then_else(condition, a, b)",
     "T.sum(x)": "T has no name sum; write an iteration with the letter R and `C[i] = C[i] + ...`",
@@ -92,8 +92,8 @@ DECLARATIONS = {
     "S = T.sparse_variable(I, n, (p, q[I]))": "an index array is passed whole, as in (indptr, indices)",
     "S = T.ragged(I, n, p)": "T has no name ragged; write T.dense_variable(parent, (length, nnz), indptr)",
     "S = T.sp.dynamic(I, n, p)": "T has no name dynamic; write T.dense_variable(parent, (length, nnz), indptr)",
-    "S = T.alloc_buffer([3, I])": "found the size 3 beside axis I: declare an axis T.dense_fixed(3)",
-    "S = T.match_buffer(b, [I, m])": "a buffer lies over axes or has sizes, found the size m beside axis I",
+    "S = T.alloc_buffer([3, I])": "got the size 3 beside axis I: declare an axis T.dense_fixed(3)",
+    "S = T.match_buffer(b, [I, m])": "a buffer lies over axes or has sizes, got the size m beside axis I",
 }
 
 
@@ -142,7 +142,7 @@ def test_parameters_with_types_of_python(found: str, meant: str) -> None:
 
 def test_conditions_of_statements() -> None:
     text = ITERATION.format("x").replace("        B", "        if A[i, j]:\n            B")
-    refused(HEAD + text, "a condition must be a comparison, found A[i, j] of float32; compare it", 10)
+    refused(HEAD + text, "a condition must be a comparison, got A[i, j] of float32; compare it", 10)
 
 
 def test_iterations_are_not_left_but_loops_inside_are() -> None:
@@ -266,8 +266,8 @@ ONE = "a text to parse is one function under @T.prim_func, or one class under @I
         ("", ScriptError, ONE),
         ("x = 1", ScriptError, ONE),
         ("def f(:", ScriptError, "<str>:1:7\ndef f(:"),
-        (3, ArgumentTypeError, "parse takes the text of a program, found int"),
-        (None, ArgumentTypeError, "parse takes the text of a program, found NoneType"),
+        (3, ArgumentTypeError, "parse takes the text of a program, got int"),
+        (None, ArgumentTypeError, "parse takes the text of a program, got NoneType"),
     ],
 )
 def test_texts_that_are_no_programs(text: Any, error: type[Exception], message: str) -> None:
@@ -277,12 +277,12 @@ def test_texts_that_are_no_programs(text: Any, error: type[Exception], message: 
 
 
 NO_PROGRAMS: dict[str, tuple[Callable[[], Any], str]] = {
-    "maker": (lambda: ops.spmm, "found the function spmm: call it if it makes one, as in sparsetir.ops.spmm()"),
-    "number": (lambda: 3, "found int"),
-    "kernel": (lambda: compiled(ops.spmv()), "found Kernel, which is called as it is"),
+    "maker": (lambda: ops.spmm, "got the function spmm: call it if it makes one, as in sparsetir.ops.spmm()"),
+    "number": (lambda: 3, "got int"),
+    "kernel": (lambda: compiled(ops.spmv()), "got Kernel, which is called as it is"),
     "autotuned": (
         lambda: sparsetir.autotune(configs=[Choices()], key=["m"])(ops.spmv()),
-        "found Autotuned, which is called as it is",
+        "got Autotuned, which is called as it is",
     ),
 }
 
@@ -302,9 +302,9 @@ def test_a_program_that_stores_nothing() -> None:
 
 
 def test_targets() -> None:
-    with pytest.raises(ArgumentError, match=r"target must be an LLVM target such as .*, found 'foo': Target"):
+    with pytest.raises(ArgumentError, match=r"target must be an LLVM target such as .*, got 'foo': Target"):
         sparsetir.build(ops.spmv(), "foo")
-    with pytest.raises(ArgumentError, match=r"target must be an LLVM target .*, found 3"):
+    with pytest.raises(ArgumentError, match=r"target must be an LLVM target .*, got 3"):
         sparsetir.build(ops.spmv(), 3)  # type: ignore[arg-type]
     other = "riscv64-linux-gnu"
     with pytest.raises(ArgumentError, match=r"the target is for riscv64, this machine is \w+, and a kernel runs where"):

@@ -343,7 +343,7 @@ def test_a_text_may_have_its_imports() -> None:
 
 
 def test_script_takes_functions_and_modules() -> None:
-    with pytest.raises(VerifyError, match=r"expected a tirx.PrimFunc or an IRModule, found str"):
+    with pytest.raises(VerifyError, match=r"expected a tirx.PrimFunc or an IRModule, got str"):
         script("spmm")
 
 

@@ -47,7 +47,7 @@ def rejected(text: str, message: str, marked: str) -> None:
 AXES = {
     "parent that is no axis": (
         "    S = T.sparse_variable(m, (n, nnz), (p, q))  #!",
-        "the parent must be an axis declared earlier in this function, found 'm'",
+        "the parent must be an axis declared earlier in this function, got 'm'",
     ),
     "parent declared later": (
         "    S = T.dense_variable(L, (n, nnz), p)  #!\n    L = T.dense_fixed(m)",
@@ -55,39 +55,39 @@ AXES = {
     ),
     "unknown index type": (
         '    S = T.dense_fixed(m, "int34")  #!',
-        "an axis counts in int32 or int64, found idtype='int34'",
+        "an axis counts in int32 or int64, got idtype='int34'",
     ),
     "negative size": (
         "    S = T.dense_fixed(-3)  #!",
-        "a size must not be negative, found -3",
+        "a size must not be negative, got -3",
     ),
     "float size": (
         "    S = T.dense_fixed(x)  #!",
-        "a size must be an integer, found x of float32",
+        "a size must be an integer, got x of float32",
     ),
     "size that is a string": (
         '    S = T.dense_fixed("m")  #!',
-        "a size must be an integer or an integer expression, found 'm'",
+        "a size must be an integer or an integer expression, got 'm'",
     ),
     "three sizes": (
         "    S = T.sparse_variable(I, (m, n, nnz), (p, q))  #!",
-        "expected length or (length, nnz), found a tuple of 3",
+        "expected length or (length, nnz), got a tuple of 3",
     ),
     "three widths": (
         "    S = T.sparse_fixed(I, (m, n, nnz), q)  #!",
-        "expected length or (length, nnz_cols), found a tuple of 3",
+        "expected length or (length, nnz_cols), got a tuple of 3",
     ),
     "one array of two": (
         "    S = T.sparse_variable(I, (n, nnz), p)  #!",
-        "a sparse_variable axis needs (indptr, indices), found",
+        "a sparse_variable axis needs (indptr, indices), got",
     ),
     "indptr that is a size": (
         "    S = T.sparse_variable(I, (n, nnz), (m, q))  #!",
-        "indptr must be a T.handle or T.Buffer parameter, found m, which is of type int32",
+        "indptr must be a T.handle or T.Buffer parameter, got m, which is of type int32",
     ),
     "indices that are an axis": (
         "    S = T.singleton(I, n, K)  #!",
-        "indices must be a T.handle or T.Buffer parameter, found K, which is an axis",
+        "indices must be a T.handle or T.Buffer parameter, got K, which is an axis",
     ),
     "ragged without pointers": (
         "    S = T.dense_variable(I, (n, nnz))  #!",
@@ -118,7 +118,7 @@ AXES = {
 BUFFER = {
     "axis without its parent": (
         '    C = T.match_sparse_buffer(a, (K, J), "float32")  #!',
-        "a buffer over axis J must also have its parent I, found (K, J)",
+        "a buffer over axis J must also have its parent I, got (K, J)",
     ),
     "axis twice": (
         '    C = T.match_sparse_buffer(a, (I, I), "float32")  #!',
@@ -130,7 +130,7 @@ BUFFER = {
     ),
     "size among axes": (
         '    C = T.match_sparse_buffer(a, (I, m), "float32")  #!',
-        "every item of a buffer's axes must be an axis declared earlier in this function, found 'm'",
+        "every item of a buffer's axes must be an axis declared earlier in this function, got 'm'",
     ),
     "no axes": (
         '    C = T.alloc_sparse_buffer((), "float32")  #!',
@@ -150,7 +150,7 @@ BUFFER = {
     ),
     "size as values": (
         '    C = T.match_sparse_buffer(m, (I,), "int32")  #!',
-        "match_sparse_buffer takes a T.handle or T.Buffer parameter, found m, which is of type int32",
+        "match_sparse_buffer takes a T.handle or T.Buffer parameter, got m, which is of type int32",
     ),
     "buffer of another type": (
         '    S = T.alloc_buffer((m,), "float64")\n    C = T.match_sparse_buffer(S, (I,), "float32")  #!',
@@ -170,11 +170,11 @@ BUFFER = {
 ITERATION = {
     "too few names": (
         '    with T.sp_iter([I, J, K], "SRS") as [i, j]:  #!\n        B[i] = 0',
-        "expected one name for each value, found 2 name(s) for more values; an sp_iter gives one variable per axis",
+        "expected one name for each value, got 2 name(s) for more values; an sp_iter gives one variable per axis",
     ),
     "too many names": (
         '    with T.sp_iter([I], "S") as [i, j]:  #!\n        B[i] = 0',
-        "expected one name for each of 1 value(s), found 2 names; an sp_iter gives one variable per axis",
+        "expected one name for each of 1 value(s), got 2 names; an sp_iter gives one variable per axis",
     ),
     "a name, not a list": (
         '    with T.sp_iter([I, J], "SS") as i:\n        A[i, i] = 0  #!',
@@ -186,11 +186,11 @@ ITERATION = {
     ),
     "unknown letter": (
         '    with T.sp_iter([I, J], "SX") as [i, j]:  #!\n        B[i] = 0',
-        "each letter of an sp_iter is S (spatial) or R (reduction), found 'X' in 'SX'",
+        "each letter of an sp_iter is S (spatial) or R (reduction), got 'X' in 'SX'",
     ),
     "letters that are no string": (
         "    with T.sp_iter([I], [1]) as [i]:  #!\n        B[i] = 0",
-        "the kinds of an sp_iter are a string of S and R, found list",
+        "the kinds of an sp_iter are a string of S and R, got list",
     ),
     "no axes": (
         '    with T.sp_iter([], "") as [i]:  #!\n        B[i] = 0',
@@ -198,7 +198,7 @@ ITERATION = {
     ),
     "item that is no axis": (
         '    with T.sp_iter([I, n], "SS") as [i, j]:  #!\n        B[i] = 0',
-        "every item of an sp_iter list must be an axis declared earlier in this function, found 'n'",
+        "every item of an sp_iter list must be an axis declared earlier in this function, got 'n'",
     ),
     "for instead of with": (
         '    for i in T.sp_iter([I], "S"):  #!\n        B[i] = 0',
@@ -245,19 +245,19 @@ ITERATION = {
     ),
     "fuse one": (
         '    with T.sp_iter([T.fuse(I)], "S") as [i]:  #!\n        B[i] = 0',
-        "T.fuse takes two axes or more, found 1",
+        "T.fuse takes two axes or more, got 1",
     ),
     "unknown search": (
         '    with T.sp_iter([I], "S") as [i]:\n        T.sp_iter_attr({"search": "fast"})  #!\n        B[i] = 0',
-        "the search of an sp_iter is one of inline, hoist, merge, found 'fast'",
+        "the search of an sp_iter is one of inline, hoist, merge, got 'fast'",
     ),
     "attributes outside": (
         '    T.sp_iter_attr({"search": "hoist"})  #!',
-        "T.sp_iter_attr belongs at the top of an sp_iter, found it outside of one",
+        "T.sp_iter_attr belongs at the top of an sp_iter, got a call outside of one",
     ),
     "init outside": (
         "    with T.init():  #!\n        B[0] = 0",
-        "T.init belongs at the top of an sp_iter (or of a T.sblock), found it outside of one",
+        "T.init belongs at the top of an sp_iter (or of a T.sblock), got a call outside of one",
     ),
 }
 
@@ -273,11 +273,11 @@ STATEMENT = {
     ),
     "too few subscripts in a store": (
         '    with T.sp_iter([I, J], "SR") as [i, j]:\n        A[i] = 0  #!',
-        "expected one subscript for each of the 2 dimensions of A, found 1",
+        "expected one subscript for each of the 2 dimensions of A, got 1",
     ),
     "too many subscripts in a load": (
         '    with T.sp_iter([I, J], "SR") as [i, j]:\n        A[i, j] = B[i, j]  #!',
-        "expected one subscript for each of the 1 dimensions of the buffer, found 2",
+        "expected one subscript for each of the 1 dimensions of the buffer, got 2",
     ),
     "too few subscripts in a load": (
         '    with T.sp_iter([I, J], "SR") as [i, j]:\n        B[i] = A[i]  #!',
@@ -291,11 +291,11 @@ STATEMENT = {
     ),
     "float subscript": (
         '    with T.sp_iter([I], "S") as [i]:\n        B[B[i]] = 0  #!',
-        "a subscript of B must be an integer, found B[i] of float32; cast it [subscripts]",
+        "a subscript of B must be an integer, got B[i] of float32; cast it [subscripts]",
     ),
     "store to an axis": (
         '    with T.sp_iter([I], "S") as [i]:\n        K[i] = 0  #!',
-        "only a buffer can be stored to, found another kind of name",
+        "only a buffer can be stored to, got another kind of name",
     ),
     "store to a handle": (
         '    with T.sp_iter([I], "S") as [i]:\n        a[i] = 0  #!',
@@ -303,7 +303,7 @@ STATEMENT = {
     ),
     "store a string": (
         '    with T.sp_iter([I], "S") as [i]:\n        B[i] = "zero"  #!',
-        "the value stored must be a number or an expression, found SmallStr",
+        "the value stored must be a number or an expression, got SmallStr",
     ),
     "reduction variable in init": (
         '    with T.sp_iter([I, J], "SR") as [i, j]:\n        with T.init():\n            A[i, j] = 0  #!\n'
@@ -350,8 +350,8 @@ def test_index_arrays_hold_integers_in_one_dimension() -> None:
     head = "@T.prim_func\ndef func(p: T.Buffer((5,), 'float32'), q: T.Buffer((5, 5), 'int32')):\n"
     head += "    I = T.dense_fixed(4)\n"
     wrong_type, wrong_rank = "    J = T.dense_variable(I, 9, p)  #!", "    J = T.singleton(I, 9, q)  #!"
-    rejected(head + wrong_type, "indptr must be an int32 or int64 array, found p of float32", "#!")
-    rejected(head + wrong_rank, "indices must be one-dimensional, found q with 2 dimensions", "#!")
+    rejected(head + wrong_type, "indptr must be an int32 or int64 array, got p of float32", "#!")
+    rejected(head + wrong_rank, "indices must be one-dimensional, got q with 2 dimensions", "#!")
 
 
 # ---------------------------------------------------------------- where the program stands
@@ -402,7 +402,7 @@ def test_a_function_of_a_module_is_located() -> None:
 
 
 def test_an_error_in_a_module_is_a_script_error() -> None:
-    with pytest.raises(ScriptError, match="a size must not be negative, found -7"):
+    with pytest.raises(ScriptError, match="a size must not be negative, got -7"):
 
         @I.ir_module
         class Module:
@@ -462,7 +462,7 @@ def test_an_uncaught_error_shows_its_text(decorator: str, tmp_path: Path) -> Non
     path.write_text(BAD_SCRIPT.format(dialect="ir as I", decorator=decorator), encoding="utf-8")
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "a size must not be negative, found -3" in done.stderr
+    assert "a size must not be negative, got -3" in done.stderr
     number = next(n for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if "-3" in line)
     assert f"bad.py:{number}:" in done.stderr
     assert "S = T.dense_fixed(-3)" in done.stderr

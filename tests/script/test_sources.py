@@ -110,7 +110,7 @@ def test_a_text_for_exec_with_its_file_is_read(tmp_path: Path) -> None:
 
 def test_what_is_no_function_is_refused() -> None:
     for found, name in ((len, "builtin_function_or_method"), (3, "int")):
-        with pytest.raises(ArgumentTypeError, match=f"T.prim_func decorates a function, found {name}"):
+        with pytest.raises(ArgumentTypeError, match=f"T.prim_func decorates a function, got {name}"):
             prim_func(found)
 
 

@@ -55,15 +55,15 @@ def test_every_way_gives_the_same(name: str, insertion: int, kind: str, counted:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"insertion": -1}, "a number of entries from 0 to 256; found -1"),
-        ({"insertion": True}, "found True"),
-        ({"insertion": 257}, "found 257"),
-        ({"ranked": 112}, "ranked is a number of entries from 0 to 111; found 112"),
-        ({"kind": "heap"}, "expected one of the kinds both, bits, bytes, table, segments; found 'heap'"),
-        ({"counted": 1}, "counted is True or False, found 1"),
-        ({"order": "random"}, "expected one of the orders stored, nonempty, clustered, banded; found 'random'"),
-        ({"block": (2, 2)}, r"block is three positive sizes \(r, q, s\) or None, found \(2, 2\)"),
-        ({"block": (2, 0, 2)}, "found"),
+        ({"insertion": -1}, "a number of entries from 0 to 256, got -1"),
+        ({"insertion": True}, "got True"),
+        ({"insertion": 257}, "got 257"),
+        ({"ranked": 112}, "ranked is a number of entries from 0 to 111, got 112"),
+        ({"kind": "heap"}, "expected one of the kinds both, bits, bytes, table, segments, got 'heap'"),
+        ({"counted": 1}, "counted is True or False, got 1"),
+        ({"order": "random"}, "expected one of the orders stored, nonempty, clustered, banded, got 'random'"),
+        ({"block": (2, 2)}, r"block is three positive sizes \(r, q, s\) or None, got \(2, 2\)"),
+        ({"block": (2, 0, 2)}, "got"),
     ],
 )
 def test_values_are_checked(values: dict[str, Any], message: str) -> None:
@@ -399,14 +399,14 @@ def test_what_is_not_searched_is_refused(tmp_path: Path) -> None:
         sparsetir.autotune(configs=[sparsetir.Choices()])(ops.spgemm())
     with pytest.raises(LoweringError, match="tune_many compares loops and formats; tune_sparse searches its accum"):
         sparsetir.tune_many([(ops.spgemm(), operands())], seconds=1)
-    with pytest.raises(VerifyError, match="found the function spgemm: call it if it makes one"):
+    with pytest.raises(VerifyError, match="got the function spgemm: call it if it makes one"):
         sparsetir.tune_sparse(ops.spgemm, operands())
     with pytest.raises(ArgumentError, match="there is no database"):
         sparsetir.build(ops.spgemm(), database=tmp_path / "none.json")
     (tmp_path / "empty.json").touch()
     with pytest.raises(ArgumentError, match="leave schedule out"):
         sparsetir.build(ops.spgemm(), schedule=Accumulators(), database=tmp_path / "empty.json")
-    with pytest.raises(ArgumentTypeError, match="found Accumulators; tune_sparse searches those"):
+    with pytest.raises(ArgumentTypeError, match="got Accumulators; tune_sparse searches those"):
         sparsetir.autotune(configs=[Accumulators(kind="bits")], key=["m"])
 
 

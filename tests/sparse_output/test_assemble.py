@@ -229,7 +229,7 @@ def test_a_computed_pattern_cannot_be_passed() -> None:
         kernel(A=A, B=A, C=A)
     with pytest.raises(ArgumentTypeError, match=r"missing .*B"):
         kernel(A=A)
-    with pytest.raises(ArgumentTypeError, match=r"its schedule is a sparsetir.Accumulators; found Choices"):
+    with pytest.raises(ArgumentTypeError, match=r"its schedule is a sparsetir.Accumulators, got Choices"):
         sparsetir.build(sparsetir.ops.spgemm(), schedule=sparsetir.Choices())
     with pytest.raises(VerifyError, match="stage must be 1, 2 or 3"):
         kernel.script(4)
@@ -247,7 +247,7 @@ def test_functions_are_shown() -> None:
     assert "spgemm_numeric" in kernel.script(3)
     assert repr(kernel) == "Kernel spgemm(A: float32[m, p] csr, B: float32[p, n] csr) -> C: float32[m, n] csr"
     assert "spgemm_symbolic" in kernel.source("asm")
-    with pytest.raises(ArgumentTypeError, match=r"as in kernel\(A=..., B=...\); found 2 without names"):
+    with pytest.raises(ArgumentTypeError, match=r"as in kernel\(A=..., B=...\), got 2 without names"):
         kernel(1, 2)
 
 
@@ -334,7 +334,7 @@ def test_nothing_is_stored_beside_a_computed_pattern(scratch: bool) -> None:
     text = DENSE_TOO
     if scratch:
         text = text.replace("match_sparse_buffer(y, (I,))", "alloc_sparse_buffer((I,))").replace(" y: T.handle,", "")
-    with pytest.raises(LoweringError, match="computes the pattern of C stores nothing else, found Y: write a program"):
+    with pytest.raises(LoweringError, match="computes the pattern of C stores nothing else, got Y: write a program"):
         sparsetir.build(sparsetir.parse(text))
 
 

@@ -709,7 +709,7 @@ def test_dense_operands_that_do_not_fit() -> None:
     with pytest.raises(ArgumentTypeError, match=r"A of matmul is a sparse matrix"):
         sparsetir.matmul(np.ones((2, 2)), np.ones((2, 2)))
     S = sparsetir.SparseTensor.from_dense(np.ones((2, 2, 2)))
-    with pytest.raises(ArgumentTypeError, match=r"found SparseTensor of shape .*; operators .* take any order"):
+    with pytest.raises(ArgumentTypeError, match=r"got SparseTensor of shape .*; operators .* take any order"):
         sparsetir.add(S, S)
 
 

@@ -132,12 +132,12 @@ def test_products_are_counted() -> None:
 
 @pytest.mark.parametrize("op", SQUARE_ONLY)
 def test_what_takes_a_square_matrix(op: str) -> None:
-    with pytest.raises(ArgumentError, match=f"{op} takes a square matrix, found 7 x 40"):
+    with pytest.raises(ArgumentError, match=f"{op} takes a square matrix, got 7 x 40"):
         make_result_case(op, MATRICES["wide"])
 
 
 def test_an_unknown_operation() -> None:
-    with pytest.raises(ArgumentError, match=r"spgemm, add, .*; found 'gemm'"):
+    with pytest.raises(ArgumentError, match=r"spgemm, add, .*, got 'gemm'"):
         make_result_case("gemm", MATRICES["wide"])
 
 
@@ -178,14 +178,14 @@ def test_the_reference_sees_what_is_wrong(op: str, spoil: Callable[[sp.csr_array
     case = case_of(op, matrix(90, 90, density=0.02))
     found = results.to_scipy("scipy", results.setup("scipy", case)()).astype("float32")
     check_result("scipy", found, case)
-    with pytest.raises(WrongResultError, match="ours: our result differs from the reference: found "):
+    with pytest.raises(WrongResultError, match="ours: our result differs from the reference: expected "):
         check_result("ours", spoil(found), case)
 
 
 def test_a_wrong_count_is_seen() -> None:
     case = case_of("triangles", MATRICES["full"])
     check_result("right", 10, case)
-    with pytest.raises(WrongResultError, match="found 9 triangles, expected 10"):
+    with pytest.raises(WrongResultError, match="expected 10 triangles, got 9"):
         check_result("ours", 9, case)
 
 

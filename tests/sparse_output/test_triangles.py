@@ -140,7 +140,7 @@ def test_unsound_rows(fault):
 def test_row_pointers_that_are_not_there(nnz):
     A = sp.csr_array(np.eye(4) if nnz else (4, 4))
     A.indptr = A.indptr[:-1]
-    with pytest.raises(StructureError, match="4 rows have 5 row pointers, found 4"):
+    with pytest.raises(StructureError, match="4 rows have 5 row pointers, got 4"):
         sparsetir.triangles(A)
 
 
@@ -162,7 +162,7 @@ def test_other_classes():
 
 
 def test_what_is_no_graph_is_refused():
-    with pytest.raises(ArgumentError, match=r"triangles takes the square matrix of a graph, found shape \(2, 3\)"):
+    with pytest.raises(ArgumentError, match=r"triangles takes the square matrix of a graph, got shape \(2, 3\)"):
         sparsetir.triangles(sp.csr_array((2, 3)))
     with pytest.raises(ArgumentTypeError, match="triangles takes a sparse matrix"):
         sparsetir.triangles(np.ones((2, 2)))

@@ -714,9 +714,9 @@ def test_gradients_of_gradients_are_refused():
     ("call", "error", "message"),
     [
         (lambda g: g.spmm(real(3, 2)), ArgumentError, r"5 columns \(sources\), and x is \[3, 2\] of float64"),
-        (lambda g: g.spmm(np.ones((5, 2))), ArgumentTypeError, "x is a torch tensor, found ndarray"),
-        (lambda g: g.sddmm(real(4, 2).int(), real(5, 2).int()), ArgumentTypeError, "floats, found torch.int32: pass q"),
-        (lambda g: g.spmm(real(5, 2).to_sparse()), ArgumentTypeError, "x is a dense tensor on the cpu, found one of"),
+        (lambda g: g.spmm(np.ones((5, 2))), ArgumentTypeError, "x is a torch tensor, got ndarray"),
+        (lambda g: g.sddmm(real(4, 2).int(), real(5, 2).int()), ArgumentTypeError, "floats, got torch.int32: pass q"),
+        (lambda g: g.spmm(real(5, 2).to_sparse()), ArgumentTypeError, "x is a dense tensor on the cpu, got one of"),
         (
             lambda g: g.spmm(real(5, 2), real(3)),
             ArgumentError,
@@ -724,7 +724,7 @@ def test_gradients_of_gradients_are_refused():
         ),
         (lambda g: g.spmm(real(5, 2), real(8).float()), ArgumentTypeError, "must have one dtype; x is torch.float64"),
         (lambda g: g.spmm(real(5, 2), real(8, 3)), ArgumentError, r"3 heads: expected x of \[5, 3, features\]"),
-        (lambda g: g.spmm(real(5, 2), reduce="mul"), ArgumentError, "reduce is one of .* found 'mul'"),
+        (lambda g: g.spmm(real(5, 2), reduce="mul"), ArgumentError, "reduce is one of .* got 'mul'"),
         (lambda g: g.sddmm(real(4, 2), real(5, 3)), ArgumentError, "q and k with the same after the first"),
         (
             lambda g: g.spmm(real(5, 2), bias=real(3)),
@@ -734,19 +734,19 @@ def test_gradients_of_gradients_are_refused():
         (
             lambda g: g.spmm(real(5, 2), activation="gelu"),
             ArgumentError,
-            "activation is None or \"relu\"; found 'gelu'",
+            "activation is None or \"relu\", got 'gelu'",
         ),
         (
             lambda g: g.conv(real(5, 2), real(3)),
             ArgumentError,
-            r"weight of \[outputs, inputs\]; found \[5, 2\] of float64",
+            r"weight of \[outputs, inputs\], got \[5, 2\] of float64",
         ),
         (lambda g: g.conv(real(5, 2), real(3, 2), activation=1), ArgumentError, "activation is None"),
-        (lambda g: g.dropout(real(8), 1.5), ArgumentError, "dropout is a probability, from 0 to 1; found 1.5"),
-        (lambda g: g.dropout(real(8), np.eye(2)), ArgumentError, "dropout is a probability, from 0 to 1; found"),
+        (lambda g: g.dropout(real(8), 1.5), ArgumentError, "dropout is a probability, from 0 to 1, got 1.5"),
+        (lambda g: g.dropout(real(8), np.eye(2)), ArgumentError, "dropout is a probability, from 0 to 1, got"),
         (lambda g: g.attention(real(4, 2), real(5, 2), real(5, 2), "2"), ArgumentError, "scale is a finite number"),
         (lambda g: g.dropout(real(7)), ArgumentError, "values has one value for each edge"),
-        (lambda g: g.dropout(real(8), seed=7), ArgumentError, "seed is a tensor of one int64, .* found int"),
+        (lambda g: g.dropout(real(8), seed=7), ArgumentError, "seed is a tensor of one int64, .* got int"),
         (
             lambda g: g.additive_attention(real(4), real(5), real(5, 1), edges=real(8, 2)),
             ArgumentError,
@@ -790,7 +790,7 @@ def test_gradients_of_gradients_are_refused():
         (
             lambda g: g.attention(real(4, 2), real(5, 2), real(5, 2), real(2)),
             ArgumentError,
-            "scale is one number, found",
+            "scale is one number, got",
         ),
     ],
 )
@@ -802,7 +802,7 @@ def test_wrong_operands(call, error, message):
 @pytest.mark.parametrize(
     ("graph", "num_nodes", "error", "message"),
     [
-        ("edges.csv", None, ArgumentTypeError, "a graph is a sparse matrix of scipy or torch, .*; found str"),
+        ("edges.csv", None, ArgumentTypeError, "a graph is a sparse matrix of scipy or torch, .*, got str"),
         (torch.zeros(3, 4, dtype=torch.int64), None, ArgumentError, r"shape \[2, edges\] and integers"),
         (INDEX, 3, StructureError, r"edge_index has source 4, expected one of \[0, 3\)"),
         (INDEX, (5, 2), StructureError, r"edge_index has target 2, expected one of \[0, 2\)"),

@@ -213,7 +213,7 @@ def test_state_is_plain_csr(layer):
     ("change", "message"),
     [
         (lambda s: s.pop("crow_indices"), "Missing key.*crow_indices"),
-        (lambda s: s.update(crow_indices=s["crow_indices"][1:]), "found 5 row pointers, .* expected 6"),
+        (lambda s: s.update(crow_indices=s["crow_indices"][1:]), "expected 6 row pointers, .* got 5 row pointers"),
         (lambda s: s["col_indices"].fill_(3), "lists a place twice"),
         (lambda s: s["col_indices"].fill_(-1), "crow_indices and col_indices"),
         (lambda s: s.update(col_indices=s["col_indices"] + 0.5), "col_indices: expected integers, got torch.float"),
@@ -411,10 +411,10 @@ def test_a_layer_without_memory_is_filled_by_a_state(layer):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m: m(torch.ones(2, 6)), ArgumentError, r"expected a tensor of shape \[..., 7\], found \[2, 6\]"),
+        (lambda m: m(torch.ones(2, 6)), ArgumentError, r"expected a tensor of shape \[..., 7\], got \[2, 6\]"),
         (lambda m: m(torch.ones(2, 7)), ArgumentTypeError, "x is torch.float32 and the weights are torch.float64"),
         (lambda m: m.regrow(np.ones((2, 7))), ArgumentError, r"mask has shape \[2, 7\], expected \[5, 7\]"),
-        (lambda m: m.drop_and_grow(2), ArgumentError, r"fraction is a share in \[0, 1\], found 2"),
+        (lambda m: m.drop_and_grow(2), ArgumentError, r"fraction is a share in \[0, 1\], got 2"),
         (lambda m: m.drop_and_grow(0.5, torch.ones(2, 2)), ArgumentError, r"scores have shape \[2, 2\]"),
         (lambda m: SparseLinear(2, 2, density=-1), ArgumentError, "density is a share"),
         (
@@ -463,7 +463,7 @@ def test_another_number_of_weights_while_a_loss_is_held() -> None:
 
 def test_sizes_and_dtypes_that_are_none() -> None:
     for options in ({"out_features": -1}, {"in_features": 2.5}, {"dtype": torch.int32}, {"density": "x"}):
-        with pytest.raises((ArgumentError, ArgumentTypeError), match=r"found|got"):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match="got"):
             SparseLinear(**{"in_features": 3, "out_features": 3, **options})
 
 

@@ -88,7 +88,7 @@ def test_networks_by_name() -> None:
         "gat:4x32",
     ]
     for text in ("gin", "gcn:x", "gcn:2x8", "gat:ax8"):
-        with pytest.raises(ArgumentError, match=f"a network such as gcn:16 or gat:8x8, of gcn.*; found '{text}'"):
+        with pytest.raises(ArgumentError, match=f"a network such as gcn:16 or gat:8x8, of gcn.*, got '{text}'"):
             Spec.parse(text)
 
 
@@ -102,7 +102,7 @@ def test_generated_graphs(problem: Any) -> None:
     assert torch.equal(again.x, problem.x)
     assert torch.equal(again.y, problem.y)
     for name in ("karate", "rmat:many", "rmat:0"):
-        with pytest.raises(ArgumentError, match=rf"expected a .*; found '{name}'"):
+        with pytest.raises(ArgumentError, match=rf"expected a .*, got '{name}'"):
             networks.load(name)
 
 
@@ -138,7 +138,7 @@ def test_triples_are_relations_of_edges(monkeypatch: Any, tmp_path: Path) -> Non
 def test_losses_that_differ_are_seen() -> None:
     runs = {name: measure.TrainingRun([5.0, last], None, 0.0) for name, last in (("one", 2.0), ("two", 2.2))}  # type: ignore[arg-type]
     assert measure.difference(runs) == pytest.approx(0.2 / 2.2)
-    with pytest.raises(ArgumentError, match="one epoch or more, found 0"):
+    with pytest.raises(ArgumentError, match="one epoch or more, got 0"):
         measure.side_by_side({}, 0)
 
 

@@ -160,7 +160,7 @@ def test_mttkrp(name: str) -> None:
 
 
 def test_a_matrix_format_is_refused_for_a_tensor() -> None:
-    with pytest.raises(ArgumentError, match="bsr stores tensors of 2 dimensions, found one of 3: take csf, coo"):
+    with pytest.raises(ArgumentError, match="bsr stores tensors of 2 dimensions, got one of 3: take csf, coo"):
         sparsetir.decompose_format(sparsetir.ops.mttkrp(), {"T_": formats.bsr(2, 2)})
 
 

@@ -293,8 +293,8 @@ def test_what_is_wrong_with_a_call(kind: str) -> None:
         ({"A": A.astype("float64"), "B": B}, ArgumentTypeError, "A holds float64 but the kernel computes in float32"),
         ({"A": A, "B": B.astype("float64")}, ArgumentTypeError, "B holds float64 but the kernel computes in float32"),
         ({"A": A}, ArgumentTypeError, "missing argument B"),
-        ({"A": A.toarray(), "B": B}, ArgumentTypeError, "A is stored as bsr.*pass a sparse object, found ndarray"),
-        ({"a": A.data, "B": B}, ArgumentTypeError, "a is stored as bsr.*pass a sparse object, found ndarray"),
+        ({"A": A.toarray(), "B": B}, ArgumentTypeError, "A is stored as bsr.*pass a sparse object, got ndarray"),
+        ({"a": A.data, "B": B}, ArgumentTypeError, "a is stored as bsr.*pass a sparse object, got ndarray"),
         ({"A": A, "B": B, "Z": 1}, ArgumentTypeError, "this kernel has no argument 'Z'"),
         ({"A": sp.coo_array(np.ones(5, "float32")), "B": B}, ArgumentError, r"A has shape \(5,\) but .*axes I, J"),
     ]

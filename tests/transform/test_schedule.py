@@ -55,9 +55,9 @@ def test_unknown_names_are_told() -> None:
     refused(fused, message, "sparse_reorder", "fused_spmm", ["I", "K"])
     func = BY_NAME["csrmm"].make("float32", "int32")
     module = tvm.IRModule({n: func.with_attr("global_symbol", n) for n in "ab"})
-    with pytest.raises(ScheduleError, match=r"a schedule is of one PrimFunc, found 2 \(a, b\); pass mod\['name'\]"):
+    with pytest.raises(ScheduleError, match=r"a schedule is of one PrimFunc, got 2 \(a, b\); pass mod\['name'\]"):
         sparsetir.Schedule(module)
-    with pytest.raises(VerifyError, match=r"expected a tirx.PrimFunc or an IRModule, found str"):
+    with pytest.raises(VerifyError, match=r"expected a tirx.PrimFunc or an IRModule, got str"):
         sparsetir.Schedule("csrmm")
 
 
@@ -232,7 +232,7 @@ def test_a_fused_chain_grows() -> None:
 @pytest.mark.parametrize(
     ("program", "iteration", "axes", "message"),
     [
-        ("csrmm", "csrmm", ["I"], "sparse_fuse takes two entries or more, found 1"),
+        ("csrmm", "csrmm", ["I"], "sparse_fuse takes two entries or more, got 1"),
         (
             "csrmm",
             "csrmm",

@@ -110,9 +110,9 @@ def test_annotations() -> None:
         ("sparse_iter", "SS", "'sparse_iter' is part of what the program means; it cannot be set"),
         ("init", "stored", "'init' is part of what the program means; it cannot be set"),
         ("search", "merge", "use set_search"),
-        ("", 1, "the key of a note must be a string, found ''"),
-        ("a", object, "a note is a string, a number, or a list or dict of them, found type"),
-        ("a", [1, {2: 3}], "the keys of a note must be strings, found 2"),
+        ("", 1, "the key of a note must be a string, got ''"),
+        ("a", object, "a note is a string, a number, or a list or dict of them, got type"),
+        ("a", [1, {2: 3}], "the keys of a note must be strings, got 2"),
     ],
 )
 def test_annotations_that_are_refused(key: str, value: Any, message: str) -> None:
@@ -122,7 +122,7 @@ def test_annotations_that_are_refused(key: str, value: Any, message: str) -> Non
 def test_searches() -> None:
     sch = schedule("csrmm")
     refused(
-        sch, "the search of an iteration is one of inline, hoist, merge, found 'guess'", "set_search", "csrmm", "guess"
+        sch, "the search of an iteration is one of inline, hoist, merge, got 'guess'", "set_search", "csrmm", "guess"
     )
     scan = schedule("csrmm_scan")
     message = "axis J of A is not sorted; search 'inline' or 'hoist'"

@@ -61,8 +61,8 @@ def test_a_trace_goes_to_another_program() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "expected a trace as to_json writes it, found:"),
-        ("[1]", "expected a trace as to_json writes it, found:"),
+        ("{", "expected a trace as to_json writes it, got:"),
+        ("[1]", "expected a trace as to_json writes it, got:"),
         ('[["tile", [], {}]]', "there is no primitive 'tile'; there are sparse_reorder, sparse_fuse"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_server_measures(tracker: int, server: Any, tmp_path: Path, monkeypatc
 def test_what_is_no_address() -> None:
     assert parsed("rpc://board.lab:9190/rasp-4") == ("board.lab", 9190, "rasp-4")
     for address in ("rpc://host/key", "rpc://host:9190", "rpc://:9190/key", "rpc:host:9190/key"):
-        with pytest.raises(ArgumentError, match="expected the address of an RPC tracker, rpc://host:port/key; found"):
+        with pytest.raises(ArgumentError, match="expected the address of an RPC tracker, rpc://host:port/key, got"):
             tune_sparse(ops.spmm(), arguments(), executor=address)
     port = free_port()
     with pytest.raises(ArgumentError, match=rf"no RPC tracker answers at 127\.0\.0\.1:{port}: .* begin one by"):

@@ -68,7 +68,7 @@ def test_drawn_programs_differ() -> None:
     texts = {suite.draw_program(seed).text.partition("\n")[2].partition(")")[2] for seed in range(30)}
     assert len(texts) > 20
     assert {suite.draw_program(seed).has_feat for seed in range(30)} == {True, False}
-    with pytest.raises(ArgumentError, match="not negative, found -1"):
+    with pytest.raises(ArgumentError, match="not negative, got -1"):
         suite.draw_program(-1)
 
 
@@ -142,7 +142,7 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(written[name]) == count for name in written)
     np.testing.assert_allclose(written["noise"], np.abs(np.log(written["seconds_1"] / written["seconds_2"])))
     assert table.summary(path)[-1][1] == str(count)
-    with pytest.raises(ArgumentError, match=r"\.parquet or \.npz; found points\.csv"):
+    with pytest.raises(ArgumentError, match=r"\.parquet or \.npz, got points\.csv"):
         table.export(path, tmp_path / "points.csv")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingPackageError, match=r"sparsetir\[data\]"):

@@ -251,7 +251,7 @@ def test_workers_of_two_kinds(tmp_path: Path, evaluator: Evaluator) -> None:
         while len(fleet.places) < 2:  # one may take seconds to begin
             assert fleet.time().seconds
         how: dict[str, Any] = {"max_trials": 12, "executor": executor, "formats": []}
-        message = 'machines="same" expects one kind of worker, found .* and .*; use machines="each"'
+        message = 'machines="same" expects one kind of worker, got .* and .*; use machines="each"'
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             with pytest.raises((ExecutorLostError, UserWarning), match=message):
@@ -338,9 +338,9 @@ def answered(value: Any) -> Future[Any]:
 
 def test_what_is_no_executor(threads: Executor) -> None:
     inputs = arguments()
-    with pytest.raises(ArgumentTypeError, match=r"executor must be a concurrent\.futures\.Executor, .* found int"):
+    with pytest.raises(ArgumentTypeError, match=r"executor must be a concurrent\.futures\.Executor, .* got int"):
         tune_sparse(ops.spmm(), inputs, executor=2)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="machines is 'same' or 'each', found 'all'"):
+    with pytest.raises(ArgumentError, match="machines is 'same' or 'each', got 'all'"):
         tune_sparse(ops.spmm(), inputs, executor=threads, machines="all")
     with pytest.raises(ArgumentError, match="machines='each' is about the workers of an executor, and none is given"):
         tune_sparse(ops.spmm(), inputs, machines="each")
@@ -360,7 +360,7 @@ def test_arguments_that_cannot_be_sent(threads: Executor) -> None:
 
     inputs = arguments()
     inputs["B"] = inputs["B"].view(Array)
-    with pytest.raises(TuningError, match=r"workers of an executor are sent arguments of numpy and scipy, .* found"):
+    with pytest.raises(TuningError, match=r"workers of an executor are sent arguments of numpy and scipy, .* got"):
         tune_sparse(ops.spmm(), inputs, executor=threads)
 
 

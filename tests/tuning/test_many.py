@@ -209,15 +209,15 @@ def test_more_tasks_than_have_workers() -> None:
 @pytest.mark.parametrize(
     ("tasks", "how", "message"),
     [
-        ([], {}, "expected tasks, such as .* found none"),
+        ([], {}, "expected tasks, such as .* got none"),
         ([ops.spmm()], {}, "tasks are TuneTask.* task 0 is PrimFunc"),
         ([task(3), (ops.spmm(), task(3).inputs, 1, "a", 2)], {}, "task 1 is tuple"),
         ([task(3, calls=0)], {}, "expected_calls of task 0: expected a positive number, got 0"),
         ([task(3, calls=float("inf"))], {}, "expected_calls of task 0: expected a positive number, got inf"),
         ([task(3)], {"seconds": 0}, "seconds: expected a positive, finite number of seconds, got 0"),
         ([task(3)], {"seconds": "1"}, "seconds: expected a positive, finite number of seconds, got '1'"),
-        ([task(3)], {"patience": 0}, "patience must be a positive integer, found 0"),
-        ([task(3)], {"policy": "best"}, "policy is one of gain, equal; found 'best'"),
+        ([task(3)], {"patience": 0}, "patience must be a positive integer, got 0"),
+        ([task(3)], {"policy": "best"}, "policy is one of gain, equal, got 'best'"),
         ([(ops.spmm(), [matrix(3), B])], {}, "inputs must name the arguments"),
         ([task(3)], {"machines": "each"}, "is about the workers of an executor"),
     ],

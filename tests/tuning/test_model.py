@@ -131,7 +131,7 @@ def test_both_objectives_learn_the_order_within_cases(objective: str) -> None:
 
 
 def test_unknown_objectives() -> None:
-    with pytest.raises(ArgumentError, match="objectives regression, rank; found 'luck'"):
+    with pytest.raises(ArgumentError, match="objectives regression, rank, got 'luck'"):
         CostModel.fit(np.zeros((2, 1)), np.ones(2), objective="luck")
 
 
@@ -188,16 +188,16 @@ def test_models_are_saved(tmp_path: Path) -> None:
 
 def test_models_that_cannot_be_used(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
-    with pytest.raises(TuningError, match="found FileNotFoundError"):
+    with pytest.raises(TuningError, match="got FileNotFoundError"):
         CostModel.load(path)
     path.write_text("{")
-    with pytest.raises(TuningError, match="found JSONDecodeError"):
+    with pytest.raises(TuningError, match="got JSONDecodeError"):
         CostModel.load(path)
     path.write_text('{"format": 99}')
-    with pytest.raises(TuningError, match="found format 99"):
+    with pytest.raises(TuningError, match="got format 99"):
         CostModel.load(path)
     path.write_text('{"format": 1, "names": ["a"], "objective": "rank", "scale": 1, "about": {}, "trees": "AAAA"}')
-    with pytest.raises(TuningError, match="found error"):
+    with pytest.raises(TuningError, match="got error"):
         CostModel.load(path)
     with pytest.raises(TuningError, match="other features: it does not know b and it wants a"):
         CostModel.load(path, names=["b"])
@@ -627,11 +627,11 @@ def test_noise_is_not_held_against_a_model() -> None:
 def test_wrong_collections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "space.jsonl")]
     assert collect.main([*out, "--suite", "magic"]) == 2
-    assert "found 'magic'" in capsys.readouterr().err
+    assert "got 'magic'" in capsys.readouterr().err
     assert collect.main([*out, "--ops", "spmm:wide"]) == 2
-    assert "found 'spmm:wide'" in capsys.readouterr().err
+    assert "got 'spmm:wide'" in capsys.readouterr().err
     assert pretrain.main([str(tmp_path / "none.jsonl")]) == 2
-    assert "found none" in capsys.readouterr().err
+    assert "got none" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         pretrain.main(["space.jsonl", "--over", "others.jsonl"])
     assert "--searches" in capsys.readouterr().err

@@ -101,7 +101,7 @@ def test_a_configuration_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(config)) == config
     assert str(Candidate(config, BLOCKS)) == "bsr(r=2, c=2) a=3 b=(4, 8)"
     assert str(Candidate(config)) == "as it is a=3 b=(4, 8)"
-    with pytest.raises(ArgumentTypeError, match=r"a number, a text, None or a tuple of those.*found ndarray"):
+    with pytest.raises(ArgumentTypeError, match=r"a number, a text, None or a tuple of those.*got ndarray"):
         Config.of({"a": np.ones(2)})
 
 
@@ -293,17 +293,17 @@ def refused_by_tvm(cfg: Knobs, sch: s_tir.Schedule) -> None:
         (unknown_knob, "no knob 'unrol' is defined; there are unroll"),
         (
             returns_a_number,
-            "template returns_a_number changes the schedule .* returns a schedule or nothing; found int",
+            "template returns_a_number changes the schedule .* returns a schedule or nothing, got int",
         ),
         (wrong_split, r"split 'tile' is \(4, 8\), which makes 32 steps; the loop has 16"),
-        (wrong_length, r"steps of 2 loops, one of them None .* found \(2, 2, 4\)"),
+        (wrong_length, r"steps of 2 loops, one of them None .* got \(2, 2, 4\)"),
         (other_loop, r"split 'k' is \(8, 1\), which makes 8 steps; the loop has 16"),
         (no_value, "knob 'unroll' needs at least one value"),
-        (a_text, "knob 'order' needs a list of values; found 'ijk'"),
-        (no_loop, "a loop as sch.get_loops gives it, or a number of steps; found str"),
-        (no_policy, "policies factors, power2; found 'verbose'"),
-        (one_output, "at least 2 loops; found num_outputs=1"),
-        (no_name, "an identifier such as tile_k; found 'tile k'"),
+        (a_text, "knob 'order' needs a list of values, got 'ijk'"),
+        (no_loop, "a loop as sch.get_loops gives it, or a number of steps, got str"),
+        (no_policy, "policies factors, power2, got 'verbose'"),
+        (one_output, "at least 2 loops, got num_outputs=1"),
+        (no_name, "an identifier such as tile_k, got 'tile k'"),
         (refused_by_tvm, "^ScheduleError: "),
     ],
 )
@@ -316,11 +316,11 @@ def test_templates_that_are_wrong(define: Any, words: str) -> None:
     ("values", "words"),
     [
         ({"tile": (4, 32)}, r"split 'tile' is \(4, 32\), which makes 128 steps; the loop has 16"),
-        ({"tile": 4}, "steps of 2 loops, one of them None .* found 4"),
-        ({"tile": (0, 16)}, r"positive numbers of steps .* found \(0, 16\)"),
-        ({"tile": (None, None)}, r"one of them None .* found \(None, None\)"),
-        ({"chunks": 3}, "knob 'chunks' is one of 0, 2; found 3"),
-        ({"unroll": 3}, "template tiled has the knobs tile, chunks; found a value for 'unroll'"),
+        ({"tile": 4}, "steps of 2 loops, one of them None .* got 4"),
+        ({"tile": (0, 16)}, r"positive numbers of steps .* got \(0, 16\)"),
+        ({"tile": (None, None)}, r"one of them None .* got \(None, None\)"),
+        ({"chunks": 3}, "knob 'chunks' is one of 0, 2, got 3"),
+        ({"unroll": 3}, "template tiled has the knobs tile, chunks, got a value for 'unroll'"),
     ],
 )
 def test_values_that_do_not_fit(values: dict[str, Any], words: str) -> None:
@@ -337,19 +337,19 @@ def test_sizes_that_are_known_at_the_call_only() -> None:
 
 
 def test_what_is_no_template() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"function of cfg and sch; found .*one_argument\(sch"):
+    with pytest.raises(ArgumentTypeError, match=r"function of cfg and sch, got .*one_argument\(sch"):
 
         @sparsetir.template
         def one_argument(sch: s_tir.Schedule) -> None:  # type: ignore[arg-type]
             pass
 
-    with pytest.raises(ArgumentTypeError, match="found int"):
+    with pytest.raises(ArgumentTypeError, match="got int"):
         sparsetir.template(3)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match=r"a template, a tvm.s_tir.Schedule or a function of one; found Config"):
+    with pytest.raises(ArgumentTypeError, match=r"a template, a tvm.s_tir.Schedule or a function of one, got Config"):
         sparsetir.build(ops.spmm(), schedule=Config())
-    with pytest.raises(ArgumentTypeError, match=r"below @sparsetir.template; found function"):
+    with pytest.raises(ArgumentTypeError, match=r"below @sparsetir.template, got function"):
         tune_sparse(ops.spmm(), arguments(), schedule=lambda sch: sch)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="found Candidate"):
+    with pytest.raises(ArgumentTypeError, match="got Candidate"):
         autotune(configs=[Candidate(Config())])
 
 

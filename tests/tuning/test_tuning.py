@@ -873,7 +873,7 @@ def test_wrong_use() -> None:
         {"max_trials": 2.5},
     ):
         kind = ArgumentTypeError if wrong.get("max_seconds") == "a" else ArgumentError
-        with pytest.raises(kind, match=r"got|found"):
+        with pytest.raises(kind, match="got"):
             tune_sparse(ops.spmm(), inputs, **wrong)
     with pytest.raises(ArgumentTypeError, match="name the arguments"):
         tune_sparse(ops.spmm(), [inputs["A"]])  # type: ignore[arg-type]
@@ -950,7 +950,7 @@ def test_without_trials_the_untuned_kernel_comes_back() -> None:
 
 
 def test_formats_are_formats() -> None:
-    with pytest.raises(ArgumentTypeError, match="found 'bsr'"):
+    with pytest.raises(ArgumentTypeError, match="got 'bsr'"):
         tune_sparse(ops.spmm(), arguments(), formats=["bsr"])  # type: ignore[list-item]
 
 
@@ -1032,7 +1032,7 @@ def test_other_libraries_are_timed_beside_the_result() -> None:
     assert replace(result, best=fast, peers={"scipy": 4.0}).break_even_with("scipy") == 0.0
     A, raw = arguments()["A"], {"B": arguments()["B"]}
     raw |= {"a": A.data, "indptr": A.indptr, "indices": A.indices, "m": A.shape[0], "n": A.shape[1], "nnz": A.nnz}
-    with pytest.raises(ArgumentError, match="timed on the arguments A, B; found B, a"):
+    with pytest.raises(ArgumentError, match="timed on the arguments A, B, got B, a"):
         tune_sparse(ops.spmm(), raw, max_trials=2, compare_with=["scipy"], progress=False)
     with pytest.raises(ArgumentTypeError, match="compare_with: expected a list of libraries"):
         tune_sparse(ops.spmm(), arguments(), max_trials=2, compare_with="mkl", progress=False)
@@ -1072,7 +1072,7 @@ def test_a_list_is_bound_and_timed() -> None:
     assert bound.time(B=inputs["B"], seconds=0.01).calls >= 3
     assert spmm.time(**inputs, seconds=0.01).calls >= 3
     assert len(repr(spmm.result(**inputs))) < 250
-    with pytest.raises(SparseTIRError, match="found Autotuned, which is called as it is"):
+    with pytest.raises(SparseTIRError, match="got Autotuned, which is called as it is"):
         build(spmm)
     with pytest.raises(ArgumentTypeError, match="give the configurations first"):
         autotune(ops.spmm())
@@ -1081,9 +1081,9 @@ def test_a_list_is_bound_and_timed() -> None:
 def test_wrong_lists() -> None:
     with pytest.raises(ArgumentError, match="at least one"):
         autotune(configs=[])
-    with pytest.raises(ArgumentTypeError, match="found int"):
+    with pytest.raises(ArgumentTypeError, match="got int"):
         autotune(configs=[3])
-    with pytest.raises(ArgumentError, match="found 'size'"):
+    with pytest.raises(ArgumentError, match="got 'size'"):
         autotune(configs=[Choices()], key=["size"])(ops.spmm())
 
 
@@ -1127,5 +1127,5 @@ def test_the_table_of_a_replay(recorded: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_replay_of_nothing(tmp_path: Path) -> None:
-    with pytest.raises(TuningError, match="found none"):
+    with pytest.raises(TuningError, match="got none"):
         replay.load(tmp_path / "none.jsonl")

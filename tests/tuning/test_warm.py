@@ -227,10 +227,10 @@ def test_the_list_says_what_is_there(folder: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((["mttkrp"], ["float32"], [8]), "expected some of the operations spmm, spmv, sddmm; found mttkrp"),
-        ((["spmm"], ["float16"], [8]), "expected some of the dtypes float32, float64; found float16"),
-        ((["spmm"], ["float32"], [0]), "feat must be positive numbers of columns; found 0"),
-        (([], ["float32"], [8]), "expected some of the operations spmm, spmv, sddmm; found none"),
+        ((["mttkrp"], ["float32"], [8]), "expected some of the operations spmm, spmv, sddmm, got mttkrp"),
+        ((["spmm"], ["float16"], [8]), "expected some of the dtypes float32, float64, got float16"),
+        ((["spmm"], ["float32"], [0]), "feat must be positive numbers of columns, got 0"),
+        (([], ["float32"], [8]), "expected some of the operations spmm, spmv, sddmm, got none"),
     ],
 )
 def test_messages(given: tuple[list[str], list[str], list[int]], message: str) -> None:

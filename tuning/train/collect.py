@@ -96,9 +96,9 @@ def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[Colle
     chosen = known if families == "all" else [name for name in families.split(",") if name]
     unknown = [name for name in chosen if name not in known]
     if unknown:
-        raise ArgumentError(f"the suite has all, {', '.join(known)}; found {unknown[0]!r}")
+        raise ArgumentError(f"the suite has all, {', '.join(known)}, got {unknown[0]!r}")
     if min(sizes) < 1:
-        raise ArgumentError(f"sizes are positive numbers of entries; found {min(sizes)}")
+        raise ArgumentError(f"sizes are positive numbers of entries, got {min(sizes)}")
     for size in sizes:
         for seed in range(seeds):
             for name in chosen:
@@ -120,7 +120,7 @@ def operations(text: str) -> list[tuple[str, int]]:
     for part in text.split(","):
         op, _, feat = part.partition(":")
         if op not in DENSE or not (feat or str(FEAT)).isdigit():
-            raise ArgumentError(f"expected operations such as spmm:32, of {', '.join(DENSE)}; found {part!r}")
+            raise ArgumentError(f"expected operations such as spmm:32, of {', '.join(DENSE)}, got {part!r}")
         programs.append((op, int(feat or FEAT)))
     return programs
 

@@ -619,7 +619,7 @@ def target_of(mcpu: str | None) -> Any:
     kept = {name: value for name, value in native_target().export().items() if name not in ("mcpu", "mattr")}
     arch_list = tvm.get_global_func("target.llvm_get_cpu_archlist")(tvm.target.Target(kept))
     if mcpu not in map(str, arch_list):
-        raise ArgumentError(f"mcpu is a processor that LLVM knows, such as x86-64-v3; found {mcpu!r}")
+        raise ArgumentError(f"mcpu is a processor that LLVM knows, such as x86-64-v3, got {mcpu!r}")
     return {**kept, "mcpu": mcpu}
 
 
@@ -649,7 +649,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if not isinstance(line, dict) or line.get("format") != FORMAT or "points" not in line:
             beginning = text[:40].decode(errors="replace")
-            raise TuningError(f"expected a data set of format {FORMAT} in {path}; found the line {beginning!r}")
+            raise TuningError(f"expected a data set of format {FORMAT} in {path}, got the line {beginning!r}")
         yield line
 
 
@@ -808,7 +808,7 @@ def export(path: Path, out: Path) -> Path:
         pyarrow is needed and not installed.
     """
     if out.suffix not in SUFFIXES:
-        raise ArgumentError(f"expected a table {' or '.join(SUFFIXES)}; found {out.name}")
+        raise ArgumentError(f"expected a table {' or '.join(SUFFIXES)}, got {out.name}")
     table_columns = columns(path)
     if out.suffix == ".npz":
         with writing_file(out, makes_folder=True) as partial:

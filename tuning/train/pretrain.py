@@ -213,10 +213,10 @@ def usable(cases: Sequence[Recording]) -> list[Recording]:
     names = matrix_names()
     matching = [case for case in cases if case.names == names]
     if not matching:
-        raise TuningError("expected records with the features of this version; found none: collect them again")
+        raise TuningError("expected records with the features of this version, got none: collect them again")
     families = sorted({case.family for case in matching})
     if len(families) < 2:
-        raise TuningError(f"expected matrices of two families or more, to leave one out; found {families[0]} only")
+        raise TuningError(f"expected matrices of two families or more, to leave one out, got {families[0]} only")
     if len(matching) < len(cases):
         say(f"left out {len(cases) - len(matching)} cases that were recorded with other features")
     return matching

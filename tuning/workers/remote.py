@@ -510,7 +510,7 @@ class ExecutorMeasurer(Measurer):
         if self.machines == "same" and len(self.places) > 1:
             first, second = list(self.places)[:2]
             tried = 'use machines="each", or an executor of workers that are alike'
-            raise ExecutorLostError(f'machines="same" expects one kind of worker, found {first} and {second}; {tried}')
+            raise ExecutorLostError(f'machines="same" expects one kind of worker, got {first} and {second}; {tried}')
 
     # ------------------------------------------------------------------------------------------------- questions
 
@@ -692,7 +692,7 @@ def sendable(evaluator: Evaluator) -> bytes:
         return payload
     kinds = sorted({package_of(value) for value in evaluator.inputs.values()})
     limit = "workers of an executor are sent arguments of numpy and scipy, at most 1 GiB, and templates of a module"
-    raise TuningError(f"{limit}; found arguments of {', '.join(kinds)}: convert them, or leave executor out")
+    raise TuningError(f"{limit}, got arguments of {', '.join(kinds)}: convert them, or leave executor out")
 
 
 def spooled(payload: bytes) -> str:
@@ -719,7 +719,7 @@ def slots_of(executor: Any) -> int:
 def check_executor(executor: Any, machines: str) -> None:
     """Raise unless an executor and its options are valid."""
     if not isinstance(machines, str) or machines not in MACHINES:
-        raise ArgumentError(f"machines is 'same' or 'each', found {shown(machines)}")
+        raise ArgumentError(f"machines is 'same' or 'each', got {shown(machines)}")
     if executor is None and machines != "same":
         raise ArgumentError(f"machines={shown(machines)} is about the workers of an executor, and none is given")
     if isinstance(executor, str) or executor is None:  # by name: see `sparsetir.tuning.workers.remote.opened`
@@ -727,7 +727,7 @@ def check_executor(executor: Any, machines: str) -> None:
     if not callable(getattr(executor, "submit", None)):
         wanted = "a concurrent.futures.Executor, such as ProcessPoolExecutor(2) or dask's Client.get_executor()"
         hint = ", which is its get_executor()" if package_of(executor) == "distributed" else ""
-        raise ArgumentTypeError(f"executor must be {wanted}; found {type(executor).__name__}{hint}")
+        raise ArgumentTypeError(f"executor must be {wanted}, got {type(executor).__name__}{hint}")
 
 
 # Executors that a command line names: processes of this machine, or the workers of a dask scheduler.
@@ -786,7 +786,7 @@ def opened(executor: Executor | str | None) -> Iterator[Executor | str | None]:
         with dask_client(executor) as client:
             yield client.get_executor()
     else:
-        raise ArgumentError(f"{EXPECTED}; found {executor!r}")
+        raise ArgumentError(f"{EXPECTED}, got {executor!r}")
 
 
 def refuse_import() -> None:

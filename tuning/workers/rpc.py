@@ -307,7 +307,7 @@ def parsed(address: str) -> tuple[str, int, str]:
     """
     match = ADDRESS.fullmatch(address)
     if match is None:
-        raise ArgumentError(f"expected the address of an RPC tracker, rpc://host:port/key; found {address!r}")
+        raise ArgumentError(f"expected the address of an RPC tracker, rpc://host:port/key, got {address!r}")
     return match[1], int(match[2]), match[3]
 
 

@@ -147,7 +147,7 @@ def side_by_side(
         `epochs` is less than one.
     """
     if epochs < 1:
-        raise ArgumentError(f"expected one epoch or more, found {epochs}")
+        raise ArgumentError(f"expected one epoch or more, got {epochs}")
     times = in_turn({name: training.epoch for name, training in trainings.items()}, epochs, clock=clock)
     return {
         name: TrainingRun(training.losses, times[name], training.accuracy()) for name, training in trainings.items()

@@ -120,7 +120,7 @@ def load(name: str, *, features: int = 64, classes: int = 8, seed: int = 0) -> N
         adjacency, relations = _read(name, rng)
     else:
         names = ", ".join([*FILES, *FAMILIES, f"{FAMILIES[0]}:1e6"])
-        raise ArgumentError(f"expected a graph, one of {names}; found {name!r}")
+        raise ArgumentError(f"expected a graph, one of {names}, got {name!r}")
     x = _words(name) if name in FEATURES else rng.standard_normal((adjacency.shape[0], features), np.float32)
     order = torch.from_numpy(rng.permutation(adjacency.shape[0]))
     train_count = order.numel() // 2
@@ -150,7 +150,7 @@ def _number(name: str, text: str) -> int:
     except ValueError:
         edges = 0
     if edges < 1:
-        raise ArgumentError(f"expected a number of edges behind the colon, as in rmat:1e6; found {name!r}")
+        raise ArgumentError(f"expected a number of edges behind the colon, as in rmat:1e6, got {name!r}")
     return edges
 
 
@@ -402,7 +402,7 @@ class Spec:
             or not (heads or "1").isdecimal()
             or (heads and kind not in HEADED)
         ):
-            raise ArgumentError(f"expected a network such as gcn:16 or gat:8x8, of {', '.join(KINDS)}; found {text!r}")
+            raise ArgumentError(f"expected a network such as gcn:16 or gat:8x8, of {', '.join(KINDS)}, got {text!r}")
         return cls(kind, int(hidden), int(heads or 1))
 
     def __str__(self) -> str:

@@ -329,7 +329,7 @@ class _ParallelLoops:
         extent = sym.Analyzer().simplify(node.extent)
         if node.kind in CONSTANT and not isinstance(extent, tirx.IntImm):
             does = CONSTANT[node.kind]
-            message = f"to {does} loop {name} its number of steps must be a constant, found {extent}"
+            message = f"to {does} loop {name} its number of steps must be a constant, got {extent}"
             raise ScheduleError(f"{message}; split the loop by a constant and {does} the inner part")
 
     def _check_nesting(self, node: tirx.For) -> None:

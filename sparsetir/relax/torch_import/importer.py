@@ -177,11 +177,11 @@ class Nesting:
         except ValueError as error:
             description = f"{len(args)} positional arguments and {', '.join(kwargs) or 'no'} keywords"
             raise ArgumentTypeError(
-                f"expected arguments as in the trace of the model; found {description}: {error}"
+                f"expected arguments as in the trace of the model, got {description}: {error}"
             ) from None
         for at, value in self.fixed.items():
             if type(leaves[at]) is not type(value) or leaves[at] != value:
-                raise ArgumentError(f"an argument was {value!r} when the model was traced; found {leaves[at]!r}")
+                raise ArgumentError(f"an argument was {value!r} when the model was traced, got {leaves[at]!r}")
         return [leaf for at, leaf in enumerate(leaves) if at not in self.fixed]
 
     def restored(self, results: Sequence[Any]) -> Any:

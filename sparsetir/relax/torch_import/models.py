@@ -382,7 +382,7 @@ def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: C
             raise ArgumentTypeError(f"{fault}: pass no examples, no dynamic_shapes and nothing static")
         return model
     if not isinstance(model, torch.nn.Module):
-        raise ArgumentTypeError(f"expected a torch.nn.Module or an ExportedProgram; found {type(model).__name__}")
+        raise ArgumentTypeError(f"expected a torch.nn.Module or an ExportedProgram, got {type(model).__name__}")
     positional, keywords = _examples(torch, model, args, kwargs)
     for name, value in [*((f"example_args[{n}]", v) for n, v in enumerate(positional)), *keywords.items()]:
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
@@ -398,7 +398,7 @@ def _examples(torch: Any, model: Any, args: Any, kwargs: Any) -> tuple[tuple[Any
     if args is None and kwargs is None:
         raise ArgumentTypeError("a module is traced with arguments: pass example_args, a tuple of tensors")
     if isinstance(args, torch.Tensor):
-        raise ArgumentTypeError("example_args is a tuple of arguments; found a tensor: pass (tensor,)")
+        raise ArgumentTypeError("example_args is a tuple of arguments, got a tensor: pass (tensor,)")
     positional = () if args is None else tuple(as_sequence(args, "example_args", "a tuple of arguments"))
     keywords = {} if kwargs is None else as_mapping(kwargs, "example_kwargs", "arguments by their names")
     try:

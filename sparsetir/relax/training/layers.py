@@ -79,7 +79,7 @@ class _Dropped(relax.PyExprMutator):
             return made
         rate, x = float(made.attrs.rate), made.args[0]
         if not 0 <= rate < 1:
-            raise ArgumentError(f"dropout takes a rate from 0 to less than 1; found {rate}")
+            raise ArgumentError(f"dropout takes a rate from 0 to less than 1, got {rate}")
         self.made += 1
         y = call("dropout", x, self.count, rate, self.seed + (self.made << 16))
         return relax.Tuple([self.builder_.emit(y), x])
@@ -298,9 +298,7 @@ class Loss:
         if not self.is_classes:
             return relax.TensorType(shape, predictions.dtype)
         if len(shape) != 2:
-            raise ArgumentError(
-                f"cross_entropy takes a model with a row of scores for each sample; found {predictions}"
-            )
+            raise ArgumentError(f"cross_entropy takes a model with a row of scores for each sample, got {predictions}")
         return relax.TensorType(shape[:1], "int64")
 
     def function(self, predictions: Any) -> relax.Function:
@@ -356,7 +354,7 @@ def loss_of(loss: Any) -> Loss:
     if callable(loss) and not isinstance(loss, type):
         return Loss("loss", lambda x, target, _emit: loss(x, target))
     expected = f"one of {', '.join(LOSSES)}, or a function of two Relax expressions"
-    raise ArgumentTypeError(f"loss is {expected}; found {shown(loss)}")
+    raise ArgumentTypeError(f"loss is {expected}, got {shown(loss)}")
 
 
 def check_classes(target: np.ndarray, classes: int) -> None:
@@ -459,14 +457,12 @@ def optimizer_of(optimizer: Any, options: Mapping[str, Any]) -> Optimizer:
     """
     base = NAMED.get(optimizer) if isinstance(optimizer, str) else _of_tvm(optimizer)
     if base is None:
-        raise ArgumentError(f"optimizer is one of {', '.join(NAMED)}; found {shown(optimizer)}")
+        raise ArgumentError(f"optimizer is one of {', '.join(NAMED)}, got {shown(optimizer)}")
     chosen_options = {name: value for name, value in options.items() if value is not None}
     names = [field.name for field in fields(base) if field.name != "decoupled"]
     unknown = next((name for name in chosen_options if name not in names), None)
     if unknown is not None:
-        raise ArgumentTypeError(
-            f"{type(base).__name__.lower()} takes {', '.join(names)}; found another option {unknown}"
-        )
+        raise ArgumentTypeError(f"{type(base).__name__.lower()} takes {', '.join(names)}, got another option {unknown}")
     return type(base)(**{**{field.name: getattr(base, field.name) for field in fields(base)}, **chosen_options})
 
 
@@ -480,7 +476,7 @@ def _of_tvm(optimizer: Any) -> Optimizer:
     if type(optimizer) is tvm_optimizers.MomentumSGD and not optimizer.dampening:
         return Sgd(optimizer.lr, optimizer.momentum, optimizer.nesterov, optimizer.weight_decay)
     expected = f"one of {', '.join(NAMED)}, or SGD, MomentumSGD without dampening or Adam of tvm.relax.training"
-    raise ArgumentTypeError(f"optimizer is {expected}; found {type(optimizer).__name__}")
+    raise ArgumentTypeError(f"optimizer is {expected}, got {type(optimizer).__name__}")
 
 
 __all__ = [

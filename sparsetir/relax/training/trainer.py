@@ -189,7 +189,7 @@ class TrainStep:
         path = as_path(path, "path")
         if path.suffix != ".npz":
             raise ArgumentError(
-                f"a state of training is saved by numpy: expected a name ending in .npz, found {path.name}"
+                f"a state of training is saved by numpy: expected a name ending in .npz, got {path.name}"
             )
         check_folder_of(path)
         state = {f"state:{name}": np.asarray(value) for name, value in self.state.items()}
@@ -496,11 +496,11 @@ def train_step(
 def _function(model: Any) -> tuple[str, relax.Function]:
     """Return the name of a model's function, and the function."""
     if not isinstance(model, ir.IRModule):
-        raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(model).__name__}")
+        raise ArgumentTypeError(f"expected an IRModule with a Relax function main, got {type(model).__name__}")
     found = {str(var.name_hint): f for var, f in model.functions.items() if isinstance(f, relax.Function)}
     if "main" not in found and len(found) != 1:
         listed = ", ".join(found) or "none"
-        raise ArgumentError(f"expected a module with a function main, or with one Relax function; found {listed}")
+        raise ArgumentError(f"expected a module with a function main, or with one Relax function, got {listed}")
     name = "main" if "main" in found else next(iter(found))
     return name, found[name]
 
@@ -528,7 +528,7 @@ def _trained(func: relax.Function, values: Mapping[str, np.ndarray], frozen: Seq
         raise ArgumentError("there is nothing to train: params has no array of floats that is not frozen")
     dtypes = sorted({str(value.dtype) for value in found.values()})
     if len(dtypes) > 1 or dtypes[0] not in TRAINED:
-        raise ArgumentTypeError(f"parameters are trained in {' or in '.join(TRAINED)}; found {' and '.join(dtypes)}")
+        raise ArgumentTypeError(f"parameters are trained in {' or in '.join(TRAINED)}, got {' and '.join(dtypes)}")
     return found
 
 
@@ -553,14 +553,14 @@ def _plain(mod: ir.IRModule) -> ir.IRModule:
     func = mod[PREDICT] = _with_one_result(mod[PREDICT])
     result = func.ret_ty
     if not isinstance(result, relax.TensorType):
-        raise ArgumentError(f"expected a model that returns one tensor; found {result}: return the predictions only")
+        raise ArgumentError(f"expected a model that returns one tensor, got {result}: return the predictions only")
     for part in (*(param.ty for param in func.params), result):
         if (
             not isinstance(part, relax.TensorType)
             or not isinstance(part.shape, relax.ShapeExpr)
             or not known(part.shape.values)
         ):
-            fault = f"a step is compiled for known sizes; found {part}"
+            fault = f"a step is compiled for known sizes, got {part}"
             raise ArgumentError(f"{fault}: make the model with numbers for them, one step for each batch size")
     mod = relax.transform.ConvertToDataflow(min_size=1)(mod)
     mod = relax.transform.CanonicalizeBindings()(relax.transform.Normalize()(mod))
