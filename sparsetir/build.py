@@ -94,8 +94,8 @@ def build(
     if expected_calls is not None:
         raise ArgumentError("expected_calls= goes by rules and database= by measurements: give one of them")
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule)):
-        found = type(func).__name__
-        raise ArgumentTypeError(f"a database has records of programs as they were tuned, PrimFuncs, got {found}")
+        kind = type(func).__name__
+        raise ArgumentTypeError(f"a database has records of programs as they were tuned, PrimFuncs, got {kind}")
     if computes_patterns(func):
         if schedule is not None:
             raise ArgumentError("the database decides how rows are collected: leave schedule out")

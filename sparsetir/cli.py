@@ -264,11 +264,11 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
 
 def command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
     """Add a command."""
-    found: argparse.ArgumentParser = commands.add_parser(
+    parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text, formatter_class=WithDefaults, epilog=STATUS
     )
-    found.set_defaults(run=run)
-    return found
+    parser.set_defaults(run=run)
+    return parser
 
 
 class Parser(argparse.ArgumentParser):
@@ -364,8 +364,8 @@ def run_tune(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, facts_of(result))
     if not result.measured:
-        held = f"all {len(result.history)} trials were in {database}"
-        print(f"sparsetir: {held}: nothing was measured; a larger --trials searches on", file=sys.stderr)
+        reason = f"all {len(result.history)} trials were in {database}"
+        print(f"sparsetir: {reason}: nothing was measured; a larger --trials searches on", file=sys.stderr)
     return INTERRUPTED if result.interrupted else DONE
 
 
@@ -595,10 +595,10 @@ def run_formats(args: argparse.Namespace) -> int:
     tensor = read(args.file)
     if args.feat is not None:
         refuse_complex(args.file, tensor)
-    known = pattern(tensor)
+    tensor_pattern = pattern(tensor)
     if args.plot:
-        print(f"wrote {portrait(tensor, known, args.plot)}", file=sys.stderr)
-    result = survey(Path(args.file).name, tensor, known=known, feat=args.feat, most=args.most)
+        print(f"wrote {portrait(tensor, tensor_pattern, args.plot)}", file=sys.stderr)
+    result = survey(Path(args.file).name, tensor, known=tensor_pattern, feat=args.feat, most=args.most)
     if args.json != "-":
         print(result.report())
     if args.json:
@@ -692,14 +692,14 @@ def run_collect(args: argparse.Namespace) -> int:
     from sparsetir.workloads.plot import aligned
 
     threads = tuple(int(n) for n in args.threads.split(","))
-    found = list(plan.sources(args.matrices, seed=args.seed, data=args.data))
-    if not found:
+    sources = list(plan.sources(args.matrices, seed=args.seed, data=args.data))
+    if not sources:
         raise ArgumentError(
             "there is nothing to measure: expected --matrices of at least 1, or --data with files below it"
         )
     how = {"programs": args.programs, "seed": args.seed, "threads": threads, "seconds": args.seconds, "mcpu": args.mcpu}
     try:
-        dataset.collect(args.file, found, **how)
+        dataset.collect(args.file, sources, **how)
     finally:
         if args.file.exists():
             print("\n".join(aligned(table.summary(args.file))))

@@ -106,20 +106,20 @@ def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             taken = list(inspect.signature(function).parameters.values())
             if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
                 raise
-            known = [p.name for p in taken if p.name != "self" and p.kind is not p.POSITIONAL_ONLY]
-            unknown = next((keyword for keyword in keywords if keyword not in known), None)
+            accepted = [p.name for p in taken if p.name != "self" and p.kind is not p.POSITIONAL_ONLY]
+            unknown = next((keyword for keyword in keywords if keyword not in accepted), None)
             if unknown is None:
                 raise
-            raise ArgumentTypeError(unknown_keyword(name, unknown, known)) from None
+            raise ArgumentTypeError(unknown_keyword(name, unknown, accepted)) from None
 
     return call
 
 
-def unknown_keyword(owner: str, unknown: str, known: Sequence[str]) -> str:
+def unknown_keyword(owner: str, unknown: str, accepted: Sequence[str]) -> str:
     """Say that there is no such keyword, and which are closest."""
-    close = difflib.get_close_matches(unknown, known)
+    close = difflib.get_close_matches(unknown, accepted)
     hint = f"Did you mean {' or '.join(close)}?" if close else "Leave it out."
-    listed = f"one of {', '.join(known)}" if known else "no keywords"
+    listed = f"one of {', '.join(accepted)}" if accepted else "no keywords"
     return f"{unknown}: expected {listed}, got a name that {owner} does not have. {hint}"
 
 

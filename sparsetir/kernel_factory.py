@@ -152,8 +152,8 @@ def bound_over_others(
         return []
     ((name, _),) = matrices.items()
     conversions = _conversions_for(kernel, name, {**fixed, **arguments}, calls=calls, seconds=seconds, judge=judge)
-    made = (_bound_over(kernel, fixed, name, conversion, plain) for conversion in conversions)
-    return [bound for bound in made if bound is not None]
+    bound_kernels = (_bound_over(kernel, fixed, name, conversion, plain) for conversion in conversions)
+    return [bound for bound in bound_kernels if bound is not None]
 
 
 def _bound_over(

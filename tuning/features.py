@@ -541,11 +541,11 @@ class OnProfile:
         flops = 2.0 * stored.values * loops.width * max(operands.itemsize, 4) / 4
         store = machine.streaming_store if choices.stream else machine.store
         rows = self.structure.rows / stored.rows * loops.tiles * max(stored.pieces / parts, 1.0)
-        held = stored.bytes + operands.gathered + operands.result
+        working_set = stored.bytes + operands.gathered + operands.result
         return {
             "gather": gather,
             "compute": flops / (interpolate(self.counts, self.flops, sums) * max(loops.efficiency, 1e-3)),
-            "stream": stored.bytes * loops.panels / 2048 * self.gather(2048, held),
+            "stream": stored.bytes * loops.panels / 2048 * self.gather(2048, working_set),
             "store": operands.result * (1.0 if choices.stream else loops.panels) / store,
             "pack": 2.0 * operands.gathered / store if choices.panel else 0.0,
             "rows": OVERHEAD * rows * machine.fma_latency,

@@ -120,8 +120,8 @@ class Knobs:
         What was chosen. A knob without a value has its first candidate.
     """
 
-    def __init__(self, sch: s_tir.Schedule, given: Mapping[str, Value]) -> None:
-        self.sch, self.given = sch, given
+    def __init__(self, sch: s_tir.Schedule, values: Mapping[str, Value]) -> None:
+        self.sch, self.given = sch, values
         self.space: dict[str, tuple[Value, ...]] = {}
         self.chosen: dict[str, Any] = {}
 

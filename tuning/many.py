@@ -367,8 +367,8 @@ def tune_many(
     >>> [bool(np.allclose(result.kernel(A=M, B=B), M @ B, rtol=1e-5)) for result, M in zip(found, [A, A[:25]])]
     [True, True]
     """
-    given = as_sequence(tasks, "tasks", "tasks such as (program, inputs)")
-    task_list = tuple(_task(task, n) for n, task in enumerate(given))
+    sequence = as_sequence(tasks, "tasks", "tasks such as (program, inputs)")
+    task_list = tuple(_task(task, n) for n, task in enumerate(sequence))
     if not task_list:
         raise ArgumentError("expected tasks, such as [(program, inputs), ...], got none")
     if not isinstance(policy, str) or policy not in POLICIES:

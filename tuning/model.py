@@ -205,8 +205,8 @@ class CostModel:
         both = of_width([row, other], self.booster.num_features())
         shares = self.booster.predict(xgboost.DMatrix(both, nthread=1), pred_contribs=True)[:, :-1]
         apart = self.scale * (shares[0] - shares[1])
-        found = {name: float(value) for name, value in zip(self.names, apart, strict=False) if value}
-        return dict(sorted(found.items(), key=lambda item: -abs(item[1])))
+        differences = {name: float(value) for name, value in zip(self.names, apart, strict=False) if value}
+        return dict(sorted(differences.items(), key=lambda item: -abs(item[1])))
 
     # ------------------------------------------------------------------ files
 

@@ -308,13 +308,13 @@ def worth_trying(
     """
     expected = {n: float(gain) for n, gain in enumerate(gains)}
     best, spent = expected.pop(0), 0.0
-    found: list[Conversion] = []
+    conversions: list[Conversion] = []
     if ruled is not None:
         same = [n for n, (format, change) in enumerate(pool) if format == ruled.format and change == ruled.choices]
         best = max([best, *(expected.pop(n) for n in same if n in expected)])
-        found.append(ruled)
-    while expected and len(found) < most:
-        tried = {conversion.format for conversion in found} if len(found) == 1 else set()
+        conversions.append(ruled)
+    while expected and len(conversions) < most:
+        tried = {conversion.format for conversion in conversions} if len(conversions) == 1 else set()
         likeliest = max((n for n in expected if pool[n][0] not in tried), key=expected.__getitem__, default=None)
         if likeliest is None:
             break
@@ -324,9 +324,9 @@ def worth_trying(
         if needed > calls:
             break
         conversion = Conversion(format, needed, change)
-        found.insert(0 if gain > best else len(found), conversion)
+        conversions.insert(0 if gain > best else len(conversions), conversion)
         best = max(best, gain)
-    return found
+    return conversions
 
 
 def expected_saving(gain: float, spread: float) -> float:
@@ -376,8 +376,8 @@ def _schedules(base: Choices, feat: int, format: Format | None) -> list[dict[str
         changes = [{"lanes": lanes} for lanes in LANES] if format is None else []
     else:
         changes = [*STEPS, *(PANELS if format is None and feat >= 2 * PANELS[0]["panel"] else ())]
-    known = base.as_dict()
-    return [{}, *(c for c in changes if any(known[name] != value for name, value in c.items()))]
+    base_values = base.as_dict()
+    return [{}, *(c for c in changes if any(base_values[name] != value for name, value in c.items()))]
 
 
 def _encoding(
@@ -442,32 +442,32 @@ class Bounds:
 
     @classmethod
     def fit(
-        cls, found: Sequence[Ranking], level: float = LEVEL, strange: Sequence[Ranking] = (), least: float = 1.0
+        cls, rankings: Sequence[Ranking], level: float = LEVEL, strange: Sequence[Ranking] = (), least: float = 1.0
     ) -> Bounds:
         """Fit bounds to how a model ranked cases of families that it was not trained on.
 
         Parameters
         ----------
-        found : sequence of Ranking
+        rankings : sequence of Ranking
         level : float
         strange : sequence of Ranking
             The same by models that were not trained on the operation; none where all are taken to be known.
         least : float
             See the class.
         """
-        families = {r.case.family for r in found}
-        centres = {f: np.mean([_place(r) for r in found if r.case.family == f], axis=0) for f in families}
-        away = {id(r): _distance(_place(r), [c for f, c in centres.items() if f != r.case.family]) for r in found}
+        families = {r.case.family for r in rankings}
+        centres = {f: np.mean([_place(r) for r in rankings if r.case.family == f], axis=0) for f in families}
+        away = {id(r): _distance(_place(r), [c for f, c in centres.items() if f != r.case.family]) for r in rankings}
         near = float(np.median(list(away.values()))) if away else float("inf")
         groups: dict[str, list[float]] = {"": []}
-        for r in found:
+        for r in rankings:
             for name in {"", group(r.chosen, away[id(r)] <= near)}:
                 groups.setdefault(name, []).append(r.wrong_by)
         kept = {name: quantiles(errors, level) for name, errors in groups.items() if not name or len(errors) >= LEAST}
         of_each = [[r.wrong_by for r in strange if r.case.kind == kind] for kind in {r.case.kind for r in strange}]
         enough = [errors for errors in of_each if len(errors) >= LEAST]
-        known = sorted({operation(r.chosen) for r in found}) if enough else []
-        return cls(kept | widest(enough, level), [list(c) for c in centres.values()], near, level, known, least)
+        operations = sorted({operation(r.chosen) for r in rankings}) if enough else []
+        return cls(kept | widest(enough, level), [list(c) for c in centres.values()], near, level, operations, least)
 
     def interval(self, gain: float, row: Mapping[str, float]) -> tuple[float, float, float]:
         """Return the lower bound of a gain, and the ends of its interval.
@@ -596,26 +596,26 @@ class Coverage:
 HEADING = ["cases", "gain above its bound", "inside the interval", "kernel used", "its speedup", "slower than untuned"]
 
 
-def coverage(found: Sequence[Ranking], by: str, familiar: Sequence[Ranking] | None = None) -> dict[str, Coverage]:
+def coverage(rankings: Sequence[Ranking], by: str, familiar: Sequence[Ranking] | None = None) -> dict[str, Coverage]:
     """Return how often bounds hold that were made of the other families or operations (`by`), and for all together.
 
     Parameters
     ----------
-    found : sequence of Ranking
+    rankings : sequence of Ranking
         By models that were not trained on the family or operation.
     by : str
         An attribute of a case.
     familiar : sequence of Ranking, optional
-        How the same cases are ranked by models that know their operation, where `found` is of models that do not.
+        How the same cases are ranked by models that know their operation, where `rankings` is of models that do not.
     """
     table: dict[str, Coverage] = {}
-    for name in sorted({str(getattr(r.case, by)) for r in found}):
-        others = [r for r in found if str(getattr(r.case, by)) != name]
+    for name in sorted({str(getattr(r.case, by)) for r in rankings}):
+        others = [r for r in rankings if str(getattr(r.case, by)) != name]
         if familiar is None:
             bounds = Bounds.fit(others, LEVEL)
         else:
             bounds = Bounds.fit([r for r in familiar if str(getattr(r.case, by)) != name], LEVEL, others)
-        for r in (r for r in found if str(getattr(r.case, by)) == name):
+        for r in (r for r in rankings if str(getattr(r.case, by)) == name):
             bound, low, high = bounds.interval(np.log(r.gain), r.chosen)
             actual = float(np.log(r.actual))
             for entry in (table.setdefault(name, Coverage()), table.setdefault("all", Coverage())):

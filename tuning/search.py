@@ -337,8 +337,8 @@ class Search:
         """Return the next batch."""
         trials = list(self.told.items())
         begun = len(trials) - len(trials) % BATCH
-        known = dict(trials[:begun])
-        batch = [c for c in self._batch(known, self.score(known)) if c not in self.told]
+        measured = dict(trials[:begun])
+        batch = [c for c in self._batch(measured, self.score(measured)) if c not in self.told]
         # Records of another search may have used this batch up.
         batch = batch or self._batch(self.told, self.score(self.told))
         self._foretold |= {c: float(np.log(p)) for c, p in zip(batch, self.predicted(batch), strict=True) if p}

@@ -541,9 +541,9 @@ class SearchRun:
             baseline = baseline if record is None else replace(baseline, seconds=before.seconds)
         if last is None and record is None and session.prior is not None and baseline.seconds is not None:
             settings: dict[str, Any] = {"amortize_over": self.amortize_over, "seed": self.search.seed}
-            found = guess(session, session.prior, seconds=baseline.seconds, **settings)
-            if found is not None:
-                record = expected(session, found, baseline.seconds)
+            recommendation = guess(session, session.prior, seconds=baseline.seconds, **settings)
+            if recommendation is not None:
+                record = expected(session, recommendation, baseline.seconds)
         kernel = session.kernel
         if record is not None:
             try:
@@ -648,9 +648,11 @@ def chosen_then(comparison: Comparison, amortize_over: float | None) -> Record |
     return next((r for r in comparison.records if r.candidate == best), None)
 
 
-def expected(session: Session, found: Recommendation, seconds: float) -> Record:
+def expected(session: Session, recommendation: Recommendation, seconds: float) -> Record:
     """Return a recommendation as a record without a time, `seconds` being that of the untuned kernel."""
-    candidate, format = found.candidate, found.candidate.format
+    candidate, format = recommendation.candidate, recommendation.candidate.format
     stored_as = None if format is None else repr(format)
     conversion = session.conversion(format)
-    return Record(candidate.choices, stored_as, session.fixed, predicted=seconds / found.gain, conversion=conversion)
+    return Record(
+        candidate.choices, stored_as, session.fixed, predicted=seconds / recommendation.gain, conversion=conversion
+    )

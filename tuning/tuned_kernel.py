@@ -435,9 +435,9 @@ def _variant(
     key: Key,
     fixed: dict[str, int],
     record: Record,
-    found: Comparison | None,
+    comparison: Comparison | None,
 ) -> Variant:
-    argument = found.argument if found is not None else None
+    argument = comparison.argument if comparison is not None else None
     return Variant(program, target, record.candidate, argument, fixed, template, key.sizes, key.pattern)
 
 

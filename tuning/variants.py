@@ -118,9 +118,9 @@ class FormatVariants:
         if format not in self.held:
             self._make_room()
             self.held[format] = self._made(format)
-        found = self.held.pop(format)
-        self.held[format] = found  # the last one used
-        return found
+        form = self.held.pop(format)
+        self.held[format] = form  # the last one used
+        return form
 
     def values(self, format: Format | None) -> Values | None:
         """Return the open choices of a format; None, and the reason noted, where there is no form."""
@@ -173,10 +173,10 @@ class FormatVariants:
         if not composed.has_plain_results:
             raise TuningError("its results would be stored in pieces")
         start = time.perf_counter()
-        given, found = composed.converter.translate(self.inputs)
+        arguments, structures = composed.converter.translate(self.inputs)
         seconds = time.perf_counter() - start
-        workload = PreparedCall(composed.kernel, composed.needed(given), like=self.workload)
-        tensors = {id(c): c.tensor for c in found.values()}.values()
+        workload = PreparedCall(composed.kernel, composed.needed(arguments), like=self.workload)
+        tensors = {id(c): c.tensor for c in structures.values()}.values()
         arrays = [a for n, a in workload.arrays.items() if n not in self.workload.arrays]
         values = sum(piece.packed.count for tensor in tensors for piece in tensor.pieces)
         pieces = sum(len(tensor.pieces) for tensor in tensors)
@@ -244,8 +244,8 @@ class PreparedCall:
     @staticmethod
     def _new(kernel: Kernel, results: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         """Return those of the given results that the kernel would make."""
-        made = {kernel.signature.shown(n): n for n in kernel.signature.outputs}
-        return {shown: results[n] for shown, n in made.items()} if results is not None else {}
+        outputs = {kernel.signature.shown(n): n for n in kernel.signature.outputs}
+        return {shown: results[n] for shown, n in outputs.items()} if results is not None else {}
 
     def _take(self, arrays: dict[str, np.ndarray]) -> None:
         """Use other arrays for some of the parameters."""

@@ -125,10 +125,10 @@ def tasks(ops: Sequence[str], dtypes: Sequence[str], feats: Sequence[int]) -> li
     ArgumentError
         There is no such operation or dtype, or a number of columns is not positive.
     """
-    for given, known, what in ((ops, OPS, "operations"), (dtypes, DTYPES, "dtypes")):
-        wrong = next((name for name in given if name not in known), None)
-        if wrong is not None or not given:
-            raise ArgumentError(f"expected some of the {what} {', '.join(known)}, got {wrong or 'none'}")
+    for names, allowed, what in ((ops, OPS, "operations"), (dtypes, DTYPES, "dtypes")):
+        wrong = next((name for name in names if name not in allowed), None)
+        if wrong is not None or not names:
+            raise ArgumentError(f"expected some of the {what} {', '.join(allowed)}, got {wrong or 'none'}")
     if not feats or min(feats) < 1:
         raise ArgumentError(f"feat must be positive numbers of columns, got {', '.join(map(str, feats)) or 'none'}")
     cases = [(op, dtype, f) for op, dtype in product(ops, dtypes) for f in (feats if has_columns(op) else (1,))]
@@ -182,10 +182,10 @@ def evaluator(op: str, dtype: str, feat: int) -> Evaluator:
     return Evaluator(func, inputs, None)
 
 
-def is_right(known: Evaluator, ready: PreparedFormat, function: Function) -> bool:
+def is_right(evaluator: Evaluator, ready: PreparedFormat, function: Function) -> bool:
     """Return whether a function computes what the untuned kernel does."""
     call = ready.workload.call(function, ready.form.names)
-    return known.reference.disagreement(ready.workload.fresh(call)) is None
+    return evaluator.reference.disagreement(ready.workload.fresh(call)) is None
 
 
 def shelf_of(task: WarmTask) -> KernelCache:
@@ -258,9 +258,9 @@ def warm(
         raise ArgumentError(
             f"compiled kernels are not kept, so none can be made ahead: set {CACHE_VARIABLE} to a folder"
         )
-    found = {task: there(task) for task in wanted}
-    yield from (result for result in found.values() if result is not None)
-    wanted = [task for task, result in found.items() if result is None]
+    results = {task: there(task) for task in wanted}
+    yield from (result for result in results.values() if result is not None)
+    wanted = [task for task, result in results.items() if result is None]
     if processes < 2 or len(wanted) < 2:
         yield from map(make, wanted)
         return

@@ -49,10 +49,10 @@ class CoreRates:
     last: float = 60e9
     memory: float = 25e9
 
-    def of(self, held: float, caches: tuple[int, int]) -> float:
+    def of(self, size: float, caches: tuple[int, int]) -> float:
         """Return bytes a second of what is so large and used again and again, with a private and a last cache."""
         private, last = caches
-        return self.private if held <= private else self.last if held <= last else self.memory
+        return self.private if size <= private else self.last if size <= last else self.memory
 
     def as_dict(self) -> dict[str, float]:
         """Return plain values for JSON."""
@@ -69,8 +69,8 @@ def measure_rates(target: Any = None) -> CoreRates:
     """
     target = None if target is None else tvm.target.Target(target)
     lanes, caches = register_lanes(target), levels()
-    found = [measure_ceilings(1, lanes, caches, seconds=SECONDS, target=target) for _ in range(ROUNDS)]
-    best = reduce(higher, found)
+    ceilings = [measure_ceilings(1, lanes, caches, seconds=SECONDS, target=target) for _ in range(ROUNDS)]
+    best = reduce(higher, ceilings)
     own = next((level.name for level in caches if level.size == private_cache()), None)
     last = next((level.name for level in caches if level.size == last_cache()), None)
     private, shared = (best.bandwidth.get(name or "") for name in (own, last))
@@ -86,10 +86,10 @@ def measured_rates() -> CoreRates:
     with contextlib.suppress(OSError, ValueError, TypeError):
         if path is not None:
             return CoreRates(**json.loads(path.read_text()))
-    found = measure_rates()
+    rates = measure_rates()
     if path is not None:
-        cache_text(path, json.dumps(found.as_dict()))
-    return found
+        cache_text(path, json.dumps(rates.as_dict()))
+    return rates
 
 
 # Work of a program on data: loads, stores, arithmetic, reuse and bytes, for any operation.
@@ -180,13 +180,13 @@ class Work:
         sizes : mapping of str to int
             The value of every size symbol.
         """
-        known = {str(name): int(value) for name, value in sizes.items()}
-        parts = [_of_iteration(program, iteration, known) for iteration in program.iterations]
+        values = {str(name): int(value) for name, value in sizes.items()}
+        parts = [_of_iteration(program, iteration, values) for iteration in program.iterations]
         if not parts:
             return cls()
         main = max(parts, key=lambda part: part.points)
         arrays = {a.indices: a for it in program.iterations for a in it.axes if a.indices is not None}
-        indices = INDEX * sum(2.0 * _value(axis.count, known) for axis in arrays.values())
+        indices = INDEX * sum(2.0 * _value(axis.count, values) for axis in arrays.values())
         every = tuple(access for part in parts for access in part.accesses)
         flops, points = sum(part.flops for part in parts), sum(part.points for part in parts)
         return cls(every, flops, points, main.entries, indices, main.inner, main.sums, main.is_sparse)
@@ -233,7 +233,7 @@ class Work:
         gathered, footprint = sum(a.moved for a in gathers), sum(a.held for a in gathers)
         near, reuse = sum(a.moved for a in rows), self.gathered
         results = sum(a.held for a in self.results)
-        found = {
+        features = {
             "work_flops": log2(1 + self.flops / entries),
             "work_loads": log2(1 + sum(a.points for a in loads) / entries),
             "work_stores": log2(1 + sum(a.points for a in self.results) / entries),
@@ -255,7 +255,7 @@ class Work:
             "work_held_last": log2(1 + (footprint + results + self.streamed) / caches[1]),
             "work_intensity": log2(1 + self.flops / max(self.streamed + footprint + results, 1.0)),
         }
-        return found | self._times(rates, caches, padding, gathered, footprint, results)
+        return features | self._times(rates, caches, padding, gathered, footprint, results)
 
     @property
     def streamed(self) -> float:
@@ -263,13 +263,20 @@ class Work:
         return sum(a.held for a in self.of_kind(STREAM)) + self.indices
 
     def _times(
-        self, rates: CoreRates, caches: tuple[int, int], padding: float, gathered: float, held: float, results: float
+        self,
+        rates: CoreRates,
+        caches: tuple[int, int],
+        padding: float,
+        gathered: float,
+        footprint: float,
+        results: float,
     ) -> dict[str, float]:
         """Return seconds that the parts take at least on this machine, of the whole and relative to the longest."""
         times = {
             "compute": padding * self.flops * (self.itemsize / 4) / rates.peak,
-            "gather": padding * gathered / rates.of(held, caches),
-            "stream": (padding * self.streamed + held + results) / rates.of(self.streamed + held + results, caches),
+            "gather": padding * gathered / rates.of(footprint, caches),
+            "stream": (padding * self.streamed + footprint + results)
+            / rates.of(self.streamed + footprint + results, caches),
         }
         longest = max(*times.values(), 1e-9)
         shares = {f"time_{name}": log2(max(seconds / longest, 2.0**-10)) for name, seconds in times.items()}
@@ -287,10 +294,12 @@ def _of_iteration(program: Program, iteration: SpIter, sizes: Mapping[str, int])
         entries = points if axis.indices is not None else entries
     gathered = {v for v, a in zip(iteration.vars, iteration.axes, strict=True) if a.indices is not None}
     body = iteration.block.body
-    found = tuple(_accesses(program, body, sizes, steps, place, gathered))
+    accesses = tuple(_accesses(program, body, sizes, steps, place, gathered))
     last = steps[-1] / max(steps[-2], 1.0) if len(steps) > 1 else 1.0
-    is_sparse = any(a.is_store and a.kind == STREAM for a in found)
-    return Work(found, points * _operations(body), points, entries, 0.0, last, iteration.kinds[-1:] == "R", is_sparse)
+    is_sparse = any(a.is_store and a.kind == STREAM for a in accesses)
+    return Work(
+        accesses, points * _operations(body), points, entries, 0.0, last, iteration.kinds[-1:] == "R", is_sparse
+    )
 
 
 def _accesses(
@@ -319,9 +328,9 @@ def _accesses(
 
 
 def _variables(expr: Expr) -> list[Var]:
-    found: list[Var] = []
-    tvm_ffi.structural_walk(expr, (Var, found.append))
-    return found
+    variables: list[Var] = []
+    tvm_ffi.structural_walk(expr, (Var, variables.append))
+    return variables
 
 
 def _operations(body: Any) -> int:
@@ -338,8 +347,8 @@ def _operations(body: Any) -> int:
 
 def _value(expr: Expr, sizes: Mapping[str, int]) -> float:
     """Return a size; that of an unknown symbol is 1."""
-    known = {name: sizes.get(name, 1) for name in symbolic.symbols(expr)}
-    return float(symbolic.evaluator([expr])(known)[0])
+    values = {name: sizes.get(name, 1) for name in symbolic.symbols(expr)}
+    return float(symbolic.evaluator([expr])(values)[0])
 
 
 __all__ = ["USUAL", "CoreRates", "IterationAccess", "Work", "measure_rates", "measured_rates"]

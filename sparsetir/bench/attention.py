@@ -163,8 +163,8 @@ def jagged_lines(args: argparse.Namespace) -> Iterator[str]:
             torch.manual_seed(0)
             shape = (int(lengths.sum()), args.heads, args.features)
             tensors = [torch.randn(shape).to(getattr(torch, dtype)) for _ in range(3)]
-            made = {name: calls_of(way, tensors) for name, way in jagged_ways(lengths, is_causal).items()}
-            calls = {f"{name}, {each}": made[name][each] for each in PASSES for name in JAGGED_WAYS}
+            calls_by_way = {name: calls_of(way, tensors) for name, way in jagged_ways(lengths, is_causal).items()}
+            calls = {f"{name}, {each}": calls_by_way[name][each] for each in PASSES for name in JAGGED_WAYS}
             least = measure(calls, args.repeat, time.process_time if args.cpu else time.perf_counter)
             times = " | ".join(f"{least[head]:.1f}" if head in least else "" for head in heads)
             yield f"| {batch} | {dtype} | {'yes' if is_causal else 'no'} | {times} |"
@@ -183,8 +183,8 @@ def lines(args: argparse.Namespace) -> Iterator[str]:
             torch.manual_seed(0)
             shape = (args.batch, args.heads, args.length, args.features)
             tensors = [torch.randn(shape).to(getattr(torch, dtype)) for _ in range(3)]
-            made = {name: calls_of(way, tensors) for name, way in attend.items()}
-            calls = {f"{name}, {each}": made[name][each] for each in PASSES for name in names}
+            calls_by_way = {name: calls_of(way, tensors) for name, way in attend.items()}
+            calls = {f"{name}, {each}": calls_by_way[name][each] for each in PASSES for name in names}
             least = measure(calls, args.repeat, time.process_time if args.cpu else time.perf_counter)
             times = " | ".join(f"{least[head]:.1f}" if head in least else "" for head in heads)
             yield f"| {mask_name} | {dtype} | {mask.mean():.1%} | {times} |"

@@ -192,8 +192,8 @@ def _product_of_dask(path: str, width: int, memory: str, *, is_ours: bool) -> Ca
 
     def run() -> Any:
         chunks = dx.chunks[0], (width,)
-        made = dx.map_blocks(lambda x: x @ B, chunks=chunks, dtype=B.dtype, token=f"product-{next(numbers)}")
-        return wait(made.persist())
+        product = dx.map_blocks(lambda x: x @ B, chunks=chunks, dtype=B.dtype, token=f"product-{next(numbers)}")
+        return wait(product.persist())
 
     return run
 
@@ -339,9 +339,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.one:
         way, path, width, memory = options.one
-        given = path, int(width), memory
+        settings = path, int(width), memory
         is_pair = way.endswith("pair")
-        print(json.dumps(run_pair(*given, is_cold=way != "pair") if is_pair else run_one(way, *given)))
+        print(json.dumps(run_pair(*settings, is_cold=way != "pair") if is_pair else run_one(way, *settings)))
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)

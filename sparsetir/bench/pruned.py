@@ -171,9 +171,9 @@ def products(weight: Tensor, x: Tensor, args: argparse.Namespace) -> dict[str, t
     }
     for dtype in DTYPES:
         for kind in ("columns", "rows") if dtype != "int8" else ("columns",):
-            given = x.bfloat16() if dtype == "bfloat16" else x  # as for the dense product
+            operand = x.bfloat16() if dtype == "bfloat16" else x  # as for the dense product
             product = LayerProduct(Weight.from_dense(weight, f"{kind} {dtype}", scale))
-            calls[f"{kind} {dtype}"] = partial(product.rows, given)
+            calls[f"{kind} {dtype}"] = partial(product.rows, operand)
     if suits_ranges(weight):
         calls["ranges float32"] = partial(LayerProduct(Weight.from_dense(weight, "ranges float32")).rows, x)
     expected = x.double() @ weight.double().t()

@@ -359,14 +359,14 @@ MOST_NAMED = 12  # dots of an operation that are drawn with the names of their m
 LEAST_INTENSITY = 0.1
 
 
-def draw_roofline(rows: Iterable[Any], found: Roofline, path: str | Path) -> Path:
+def draw_roofline(rows: Iterable[Any], roofline: Roofline, path: str | Path) -> Path:
     """Draw the rows of a run below the ceilings of the machine, and write the picture.
 
     Parameters
     ----------
     rows : iterable of Row
         Of `sparsetir.bench.measure`. A dot for the fastest kernel of ours, a cross for the fastest peer.
-    found : Roofline
+    roofline : Roofline
         The ceilings of all threads are drawn.
     path : str or Path
         ``.png``, ``.svg``, ``.pdf``.
@@ -389,9 +389,9 @@ def draw_roofline(rows: Iterable[Any], found: Roofline, path: str | Path) -> Pat
             named = [row for row in members if row.ours]
             for row, a, b in zip(named, *rates(named, "ours"), strict=True):
                 axes.annotate(f" {row.name}", (a, b), fontsize="x-small", va="center")
-    draw_ceilings(axes, found)
+    draw_ceilings(axes, roofline)
     axes.set_title("products below the ceilings of the machine")
-    threads = found.most.threads
+    threads = roofline.most.threads
     axes.set(xlabel="operations for each compulsory byte", ylabel=f"GFLOP/s, {threads} thread{'s' * (threads > 1)}")
     axes.grid(True, which="both", alpha=0.25)
     if by_op:

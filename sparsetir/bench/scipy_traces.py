@@ -76,10 +76,10 @@ def compare(operation: str, rows: int, calls: int, repeat: int) -> tuple[float, 
     for number in range(repeat):
         command = [sys.executable, "-m", __spec__.name, "--one", operation, str(rows), str(calls), str(pairs)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found = [(float(plain), float(ours)) for plain, ours in map(str.split, done.stdout.splitlines())]
+        pair_seconds = [(float(plain), float(ours)) for plain, ours in map(str.split, done.stdout.splitlines())]
         if number == 0:  # short traces are noisy, and cost little
-            pairs = int(min(MAX_PAIRS, max(1.0, PAIR_SECONDS / sum(found[0]))))
-        measured += found
+            pairs = int(min(MAX_PAIRS, max(1.0, PAIR_SECONDS / sum(pair_seconds[0]))))
+        measured += pair_seconds
     ratios = sorted(ours / plain for plain, ours in measured)
     return statistics.median(plain for plain, _ in measured), ratios
 

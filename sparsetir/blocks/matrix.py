@@ -194,9 +194,11 @@ class BlockMatrix:
         """Return mean and summed squared deviation of each column."""
         self._pool = OutputPool()
         extent = self.store.lines[1]
-        held_bytes = 8 * self.shape[1] * 6
+        resident_bytes = 8 * self.shape[1] * 6
         # Weights in float64, deviations and their squares: 24 bytes an entry besides the buffers.
-        plan = make_plan(self.store, self.memory // 2, "moments", np.float64, 0, held=held_bytes // 2, column=0, line=8)
+        plan = make_plan(
+            self.store, self.memory // 2, "moments", np.float64, 0, resident_bytes=resident_bytes // 2, column=0, line=8
+        )
         blocks = iterate(self.store, plan.starts, self.dtype, Bar(plan.bytes_read, progress))
         mean, squares = np.zeros(self.shape[1]), np.zeros(self.shape[1])
         if not self.is_csr:
@@ -285,9 +287,9 @@ class BlockMatrix:
     def _gram_by_rows(self, progress: bool, checkpoint: Checkpoint) -> Array:
         n, dtype = self.shape[1], products.compute_dtype(self.dtype)
         # The sum in float64, the product of a block in the dtype of the kernel, and its sparse form at worst.
-        held = n * n * (8 + dtype.itemsize)
-        plan = make_plan(self.store, self.memory, "gram", dtype, 0, held=held, column=0, line=8)
-        room = max(1, (self.memory - held) // (BUFFERS + 2))
+        resident_bytes = n * n * (8 + dtype.itemsize)
+        plan = make_plan(self.store, self.memory, "gram", dtype, 0, resident_bytes=resident_bytes, column=0, line=8)
+        room = max(1, (self.memory - resident_bytes) // (BUFFERS + 2))
         begin, saved = checkpoint.load()
         total = np.zeros((n, n)) if saved is None else saved
         bar = Bar(plan.bytes_read, progress)
@@ -299,7 +301,9 @@ class BlockMatrix:
     def _gram_by_columns(self, progress: bool) -> Array:
         """Multiply panels of columns, made dense, by all columns: one pass for each panel."""
         (m, n), dtype = self.shape, products.compute_dtype(self.dtype)
-        plan = make_plan(self.store, self.memory, "gram", dtype, n, held=8 * n * n, column=m * dtype.itemsize, line=8)
+        plan = make_plan(
+            self.store, self.memory, "gram", dtype, n, resident_bytes=8 * n * n, column=m * dtype.itemsize, line=8
+        )
         total = np.zeros((n, n))
         bar = Bar(2 * plan.bytes_read, progress)
         for begin in range(0, n, max(plan.panel, 1)):
@@ -344,8 +348,10 @@ class BlockMatrix:
             return self.rmatmul(self.spmm(Q)) - correction
         self._pool = OutputPool()
         extent, width = self.shape[1], Q.shape[1]
-        held = 3 * extent * width * 8
-        plan = make_plan(self.store, self.memory, "pca", np.float64, 0, held=held, column=0, line=8 * width)
+        resident_bytes = 3 * extent * width * 8
+        plan = make_plan(
+            self.store, self.memory, "pca", np.float64, 0, resident_bytes=resident_bytes, column=0, line=8 * width
+        )
         total = np.zeros(Q.shape)
         for block in iterate(self.store, plan.starts, np.float64, Bar(0, False)):
             total += products.multiply_transposed(block, products.multiply(block, Q), extent)

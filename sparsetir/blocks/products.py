@@ -194,10 +194,10 @@ def plan_product(store: Store, memory: int, operand: Array, is_along: bool, out:
     """Plan a product whose result rows are the lines of the store (along), or their indices (across)."""
     dtype, width = compute_dtype(store.data.dtype, operand.dtype), operand.shape[1]
     lines, extent = store.lines
-    held = 0 if out is not None else (lines if is_along else extent) * width * dtype.itemsize
+    resident_bytes = 0 if out is not None else (lines if is_along else extent) * width * dtype.itemsize
     column = extent * (dtype.itemsize if is_along else 8 + 2 * dtype.itemsize)
     name = "along the lines" if is_along else "across the lines"
-    make = partial(make_plan, store, memory, name, dtype, width, held=held, line=dtype.itemsize)
+    make = partial(make_plan, store, memory, name, dtype, width, resident_bytes=resident_bytes, line=dtype.itemsize)
     if not is_along or not is_ready(operand, dtype):
         return make(column=column)
     with suppress(MemoryLimitError):
@@ -308,10 +308,10 @@ def identity(store: Store) -> dict[str, Any]:
 def sampled(store: Store, memory: int, left: Array, right: Array, out: Any, bar: bool) -> Any:
     """Multiply each entry by the product of its rows of `left` (of its line) and `right` (of its index)."""
     dtype = compute_dtype(store.data.dtype, left.dtype, right.dtype)
-    held = right.size * dtype.itemsize
-    held += store.nnz * (dtype.itemsize + store.indices.dtype.itemsize) if out is None else 0
+    resident_bytes = right.size * dtype.itemsize
+    resident_bytes += store.nnz * (dtype.itemsize + store.indices.dtype.itemsize) if out is None else 0
     line = left.shape[1] * dtype.itemsize
-    plan = make_plan(store, memory, "sampled", dtype, 0, held=held + line, column=0, line=0)
+    plan = make_plan(store, memory, "sampled", dtype, 0, resident_bytes=resident_bytes + line, column=0, line=0)
     everything = slice(None)
     right = dense_panel(right, everything, dtype)
     target = (

@@ -130,8 +130,8 @@ def is_in_place(store: Store, starts: Sequence[int], dtype: np.dtype[Any], numbe
         return False
     indptr = store.indptr
     extents = [store.extents(int(indptr[starts[n]]), int(indptr[starts[n + 1]])) for n in numbers]
-    found = [place for places in extents for place in places if place[2]]
-    samples = found[:: max(1, len(found) // CACHE_SAMPLES)]
+    ranges = [place for places in extents for place in places if place[2]]
+    samples = ranges[:: max(1, len(ranges) // CACHE_SAMPLES)]
     is_whole = 2 * sum(map(bool, extents)) > len(numbers)
     return is_whole and all(is_cached(path, offset + count - 1) for path, offset, count in samples)
 
@@ -296,26 +296,26 @@ def _positive(nbytes: int) -> int:
 
 
 def make_plan(
-    store: Store, memory: int, operation: str, dtype: Any, width: int, *, held: int, column: int, line: int
+    store: Store, memory: int, operation: str, dtype: Any, width: int, *, resident_bytes: int, column: int, line: int
 ) -> Plan:
     """Choose panels and blocks.
 
     Parameters
     ----------
-    held : int
+    resident_bytes : int
         Bytes of results that stay in memory throughout.
     column : int
         Bytes for each column of a panel.
     line : int
         Bytes of dense operands and results for each line of a block and column of a panel.
     """
-    held += decoder_bytes(store)
-    free = memory - store.indptr.nbytes - held
+    resident_bytes += decoder_bytes(store)
+    free = memory - store.indptr.nbytes - resident_bytes
     reserve = min(memory // RESERVE, free)
     panel = min(width, max(0, free - reserve) // column) if column else width
     if free <= 0 or (width and not panel):
         what = "row pointers, chunks and results" if store.chunk_bytes else "row pointers and results"
-        taken = f"{what} take {readable(store.indptr.nbytes + held)}, a column {readable(column)}"
+        taken = f"{what} take {readable(store.indptr.nbytes + resident_bytes)}, a column {readable(column)}"
         fault = f"expected room for a product, got {readable(memory)}: {taken}"
         raise MemoryLimitError(f"memory: {fault}. Raise memory= or pass out=.")
     passes = -(-width // panel) if width else 1

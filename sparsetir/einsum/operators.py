@@ -474,15 +474,15 @@ def stretched(left: SparseTensor, right: SparseTensor) -> SparseTensor:
     skipped = whole.ndim - factor.ndim
     dims = [d for d, n in enumerate(factor.shape) if n != 1]
     extents = tuple(factor.shape[d] for d in dims)
-    known, asked = (
+    factor_keys, whole_keys = (
         np.ravel_multi_index([t.coords[d + s].astype(np.int64) for d in dims], extents)
         if dims and t.nnz
         else np.zeros(t.nnz, np.int64)
         for t, s in ((factor, 0), (whole, skipped))
     )
-    order = np.argsort(known)
-    at = np.searchsorted(known, asked, sorter=order)
-    stored = np.flatnonzero(np.isin(asked, known))
+    order = np.argsort(factor_keys)
+    at = np.searchsorted(factor_keys, whole_keys, sorter=order)
+    stored = np.flatnonzero(np.isin(whole_keys, factor_keys))
     chosen = order[at[stored]]
     dtype = joint_dtype(left, right)
     values = np.multiply(whole.values[stored].astype(dtype), factor.values[chosen].astype(dtype))
@@ -793,11 +793,11 @@ def _sliced_in_place(tensor: SparseTensor, asked: list[Any]) -> Any:
 
 def _with_new_dimensions(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
     """Index a tensor, and put a dimension of extent 1 at each None."""
-    found = _sliced_in_place(tensor, [at for at in asked if at is not None])
-    if not isinstance(found, SparseTensor):
-        found = SparseTensor.from_dense(np.asarray(found).reshape(1))
-        return found.reshape((1,) * sum(at is None for at in asked))
-    shape, extents = [], list(found.shape)
+    sliced = _sliced_in_place(tensor, [at for at in asked if at is not None])
+    if not isinstance(sliced, SparseTensor):
+        sliced = SparseTensor.from_dense(np.asarray(sliced).reshape(1))
+        return sliced.reshape((1,) * sum(at is None for at in asked))
+    shape, extents = [], list(sliced.shape)
     kept = [at for at in asked if at is None or at is Ellipsis or not is_integer(at)]
     for at in kept:
         if at is None:
@@ -808,7 +808,7 @@ def _with_new_dimensions(tensor: SparseTensor, asked: list[Any]) -> SparseTensor
             extents = extents[len(extents) - after :]
         else:
             shape.append(extents.pop(0))
-    return found.reshape((*shape, *extents))
+    return sliced.reshape((*shape, *extents))
 
 
 def _of_matrix(tensor: SparseTensor, matrix: Any, rows: Any, columns: Any) -> SparseTensor:

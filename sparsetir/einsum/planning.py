@@ -262,7 +262,7 @@ def plan(
     task: EinsumTask,
     sizes: Mapping[str, int],
     stored: Sequence[float | None],
-    known: Mapping[tuple[int, int], Statistics] | None = None,
+    pair_statistics: Mapping[tuple[int, int], Statistics] | None = None,
 ) -> tuple[list[EvaluationStep], Target]:
     """Return the steps of an expression, and the storage of its result.
 
@@ -274,7 +274,7 @@ def plan(
         The extent of each letter.
     stored : sequence of float or None
         The number of entries of each sparse operand.
-    known : mapping, optional
+    pair_statistics : mapping, optional
         Statistics of pairs of them.
     """
     goal = target(task)
@@ -292,7 +292,7 @@ def plan(
     elif is_one or is_merge:
         order = [Contraction(tuple(range(count)), goal.letters, 0.0)]
     else:
-        order = _order(task, goal, sizes, stored, known)
+        order = _order(task, goal, sizes, stored, pair_statistics)
     return _steps(task, order, goal, is_merge=is_merge), goal
 
 
@@ -337,7 +337,7 @@ def _order(
     goal: Target,
     sizes: Mapping[str, int],
     stored: Sequence[float | None],
-    known: Mapping[tuple[int, int], Statistics] | None,
+    pair_statistics: Mapping[tuple[int, int], Statistics] | None,
 ) -> list[Contraction]:
     values = []
     for number, (operand, count) in enumerate(zip(_operands(task), stored, strict=True)):
@@ -346,7 +346,12 @@ def _order(
         parts = frozenset() if is_plain else frozenset({number})
         values.append(Value(once, None if is_plain else count or 0.0, operand.path, parts))
     return contractions(
-        values, goal.letters, sizes, needs_pattern=goal.is_sparse, assembles=goal.assembled, known=known
+        values,
+        goal.letters,
+        sizes,
+        needs_pattern=goal.is_sparse,
+        assembles=goal.assembled,
+        pair_statistics=pair_statistics,
     )
 
 
@@ -573,7 +578,7 @@ def contractions(
     *,
     needs_pattern: bool = False,
     assembles: bool = False,
-    known: Mapping[tuple[int, int], Statistics] | None = None,
+    pair_statistics: Mapping[tuple[int, int], Statistics] | None = None,
 ) -> list[Contraction]:
     """Return the steps that compute an expression.
 
@@ -589,7 +594,7 @@ def contractions(
         Whether the result must be sparse.
     assembles : bool
         Whether the last step, and steps over two sparse operands, compute the pattern of their result.
-    known : mapping of pairs of int to Statistics, optional
+    pair_statistics : mapping of pairs of int to Statistics, optional
         Statistics of pairs of operands; others are assumed to be spread evenly.
 
     Examples
@@ -599,7 +604,7 @@ def contractions(
     >>> [step.members for step in contractions(chain, "il", sizes)]  # A (B C)
     [(1, 2), (0, 3)]
     """
-    search = _OrderSearch(list(values), output, sizes, needs_pattern, assembles, known or {})
+    search = _OrderSearch(list(values), output, sizes, needs_pattern, assembles, pair_statistics or {})
     while len(search.open) > EXHAUSTIVE:
         search.merge_cheapest()
     search.finish()
@@ -625,10 +630,10 @@ class _OrderSearch:
         sizes: Mapping[str, int],
         needs_pattern: bool,
         assembles: bool,
-        known: Mapping[tuple[int, int], Statistics],
+        pair_statistics: Mapping[tuple[int, int], Statistics],
     ) -> None:
-        self.assembles, self.known = assembles, known
-        self.even = {(a, b): self._even(values[a], values[b], sizes) for a, b in known}
+        self.assembles, self.pair_statistics = assembles, pair_statistics
+        self.even = {(a, b): self._even(values[a], values[b], sizes) for a, b in pair_statistics}
         self.values, self.output, self.sizes, self.needs_pattern = values, output, sizes, needs_pattern
         self.open = list(range(len(values)))
         self.steps: list[Contraction] = []
@@ -650,7 +655,7 @@ class _OrderSearch:
             all_letters = set("".join(value.letters for value in members))
             products = self._met(members, all_letters)
             for pair in self._pairs(members):
-                products /= self.known[pair].collisions
+                products /= self.pair_statistics[pair].collisions
             stored = min(products, math.prod(float(self.sizes[c]) for c in letters))
             return Value(letters, stored, letters, frozenset().union(*(v.parts for v in members)))
         return Value(letters)
@@ -684,7 +689,7 @@ class _OrderSearch:
     def _pairs(self, members: Sequence[Value]) -> list[tuple[int, int]]:
         """Return the pairs of operands with statistics that meet in a step over these values."""
         of = {n: at for at, value in enumerate(members) for n in value.parts}
-        return [(a, b) for a, b in self.known if a in of and b in of and of[a] != of[b]]
+        return [(a, b) for a, b in self.pair_statistics if a in of and b in of and of[a] != of[b]]
 
     def _met(self, members: Sequence[Value], letters: set[str]) -> float:
         """Return the products of loops over the coordinates that all sparse operands store."""
@@ -694,7 +699,7 @@ class _OrderSearch:
             products *= (value.stored or 0.0) / math.prod(max(self.sizes[c], 1) for c in bound & set(value.letters))
             bound |= set(value.letters)
         for pair in self._pairs(members):
-            products *= self.known[pair].products / max(self.even[pair], 1.0)
+            products *= self.pair_statistics[pair].products / max(self.even[pair], 1.0)
         return products * math.prod(self.sizes[c] for c in letters - bound)
 
     def _driven(self, sparse: list[Value], letters: set[str], result: Value) -> float:

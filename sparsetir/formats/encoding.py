@@ -611,14 +611,14 @@ def parse_format(text: str) -> Format:
     4
     """
     try:
-        found = _value(parser.parse(text, mode="eval").body)
+        format = _value(parser.parse(text, mode="eval").body)
     except SparseTIRError:
         raise
     except (SyntaxError, ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError) as error:
         raise _no_format(text) from error
-    if not isinstance(found, Format):
+    if not isinstance(format, Format):
         raise _no_format(text)
-    return found
+    return format
 
 
 def _no_format(text: Any) -> ArgumentError:
@@ -630,8 +630,8 @@ def _value(node: ast.expr) -> Any:
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
     if not isinstance(node.func, ast.Name) or node.func.id not in REGISTRY:
-        known = ", ".join(sorted(REGISTRY))
-        raise ArgumentError(f"expected one of the formats {known}, got {ast.unparse(node.func)!r}")
+        names = ", ".join(sorted(REGISTRY))
+        raise ArgumentError(f"expected one of the formats {names}, got {ast.unparse(node.func)!r}")
     if node.args:
         raise ArgumentError(f"expected named parameters, as {node.func.id} prints them, got {ast.unparse(node)!r}")
     named = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg is not None}

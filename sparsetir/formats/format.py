@@ -378,15 +378,15 @@ def make(name: str, **parameters: Any) -> Format:
     if name not in REGISTRY:
         raise ArgumentError(f"no format is called {shown(name)}; there are {', '.join(sorted(REGISTRY))}")
     try:
-        made = REGISTRY[name](**parameters)
+        format = REGISTRY[name](**parameters)
     except TypeError as error:
         if isinstance(error, ArgumentTypeError):
             raise
         raise ArgumentTypeError(f"format {name} takes other parameters: {error}") from error
-    if not isinstance(made, Format):
-        fault = f"format {name}: expected its function to return a format, got {type(made).__name__}"
+    if not isinstance(format, Format):
+        fault = f"format {name}: expected its function to return a format, got {type(format).__name__}"
         raise ArgumentTypeError(f"{fault}. Return one of sparsetir.formats.")
-    return made
+    return format
 
 
 def row_chunks(indptr: Array, step: int = 1) -> Iterator[tuple[int, int]]:

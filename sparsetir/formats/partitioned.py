@@ -169,11 +169,11 @@ class Partition(Format):
             pieces += stored.pack(part) if index is None else (within(p, index) for p in stored.pack(part))
         return pieces
 
-    def stored(self, given: str | Format) -> Format:
+    def stored(self, part: str | Format) -> Format:
         """Return the format that a user gave for a part, by itself or by its name."""
-        format = make(given) if isinstance(given, str) else given
+        format = make(part) if isinstance(part, str) else part
         if not isinstance(format, Format):
-            raise ArgumentTypeError(f"a part of {self.name} takes a format or the name of one, got {given!r}")
+            raise ArgumentTypeError(f"a part of {self.name} takes a format or the name of one, got {part!r}")
         return format.resolve(2, self.index_type)
 
 

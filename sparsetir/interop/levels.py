@@ -68,12 +68,12 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name  # numpy builds it again each time, which takes microseconds
 
 
-def check_dtype(found: np.dtype[Any], expected: str, *, name: str, torch: bool = False, option: str = "dtype") -> None:
-    """Raise `ArgumentTypeError` unless values of dtype `found` are what a kernel computes in.
+def check_dtype(dtype: np.dtype[Any], expected: str, *, name: str, torch: bool = False, option: str = "dtype") -> None:
+    """Raise `ArgumentTypeError` unless values of dtype `dtype` are what a kernel computes in.
 
     `option` is the argument of the ready programs that decides it.
     """
-    dtype_name = _dtype_name(found)
+    dtype_name = _dtype_name(dtype)
     if dtype_name == expected:
         return
     cast = f"{name}.to(torch.{expected})" if torch else f"{name}.astype({expected!r})"

@@ -82,11 +82,11 @@ def _unxz(data: bytes) -> bytes:
     return _limited(b"".join(parts), data)
 
 
-def _limited(found: bytes, data: bytes) -> bytes:
+def _limited(expanded: bytes, data: bytes) -> bytes:
     most = most_bytes(len(data))
-    if len(found) > most:
+    if len(expanded) > most:
         raise FileFormatError(f"its {len(data):,} bytes expand to more than {most:,}: unpack it by hand")
-    return found
+    return expanded
 
 
 UNPACKERS: dict[str, Callable[[bytes], bytes]] = {".gz": _gunzip, ".xz": _unxz}
@@ -126,8 +126,8 @@ def _check_array(stream: IO[bytes], member: zipfile.ZipInfo) -> tuple[tuple[int,
     if dtype.kind not in "biufcSU" or not dtype.itemsize:
         raise FileFormatError(f"{member.filename} holds {dtype}, expected numbers")
     if math.prod(shape) * dtype.itemsize > member.file_size:
-        found = f"an array of shape {shape} and {dtype} in {member.file_size:,} bytes"
-        raise FileFormatError(f"{member.filename} declares {found}, which cannot be")
+        declared = f"an array of shape {shape} and {dtype} in {member.file_size:,} bytes"
+        raise FileFormatError(f"{member.filename} declares {declared}, which cannot be")
     return shape, dtype
 
 
@@ -204,8 +204,10 @@ def read(path: Any) -> Any:
     packing = suffixes.pop() if suffixes and suffixes[-1] in UNPACKERS else ""
     extension = suffixes[-1] if suffixes else ""
     if extension not in READERS:
-        known = ", ".join(READERS)
-        raise FileFormatError(f"{path} has no known extension: expected {known}, each also with .gz or .xz behind it")
+        extensions = ", ".join(READERS)
+        raise FileFormatError(
+            f"{path} has no known extension: expected {extensions}, each also with .gz or .xz behind it"
+        )
     try:
         data = contents(path, packing)
     except FileFormatError as error:
@@ -365,9 +367,9 @@ def read_tns(text: bytes) -> CooTensor:
     coords = table[:, :-1].T
     bad = np.flatnonzero(((coords < 1) | (coords != np.floor(coords)) | (coords >= 1 << 53)).any(axis=0))
     if bad.size:
-        found = " ".join(f"{x:g}" for x in coords[:, bad[0]])
+        coordinates = " ".join(f"{x:g}" for x in coords[:, bad[0]])
         where = f"line {_line_of(bad[0], text)}"
-        raise FileFormatError(f"{where}: coordinates must be whole numbers from 1 on, got {found}")
+        raise FileFormatError(f"{where}: coordinates must be whole numbers from 1 on, got {coordinates}")
     _check_lines(text, 0, [*[COUNT] * len(coords), REAL], f"{len(coords)} integers and a value", rb"(?:#[^\n]*+)?+")
     extents = coords.max(axis=1).astype(np.int64)
     index_type = np.int32 if extents.max() <= np.iinfo(np.int32).max else np.int64

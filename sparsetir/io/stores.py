@@ -192,8 +192,8 @@ class ChunkedArray:
     def _fill_parts(self, parts: list[tuple[int, int, Array]], kept: dict[str, tuple[int, Array]]) -> None:
         for number, skip, out in parts:
             # Taken out meanwhile: a chunk that cannot be decoded is not kept.
-            known, chunk = kept.pop("chunk") if kept else (-1, np.empty(self.step, self.dtype))
-            if known != number:
+            kept_number, chunk = kept.pop("chunk") if kept else (-1, np.empty(self.step, self.dtype))
+            if kept_number != number:
                 self._decode(number, chunk)
             out[:] = chunk[skip : skip + len(out)]
             kept["chunk"] = number, chunk

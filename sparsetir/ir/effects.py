@@ -534,7 +534,7 @@ def widths(program: Program) -> list[tuple[str, str, int]]:
 
     It is the last dimension only if all parameters have it there: vectors run along it then.
     """
-    found = []
+    dimensions = []
     for name in free_sizes(program):
         places = [
             (name, str(buffer.storage.name), d, d - len(buffer.storage_shape))
@@ -543,8 +543,8 @@ def widths(program: Program) -> list[tuple[str, str, int]]:
             for d, extent in enumerate(buffer.storage_shape)
             if sizes.Size(extent).name == name
         ]
-        found += [place[:3] for place in sorted(places, key=lambda place: place[3])[:1]]
-    return found
+        dimensions += [place[:3] for place in sorted(places, key=lambda place: place[3])[:1]]
+    return dimensions
 
 
 # ------------------------------------------------------------------ arrays

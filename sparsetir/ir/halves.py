@@ -121,9 +121,9 @@ def by_three_products(func: tirx.PrimFunc) -> tirx.PrimFunc:
         statements: list[tirx.Stmt] = []
         for factor in product.factors:
             if factor.source not in split:
-                halves, made = _split(program.buffers[factor.source], names)
+                halves, conversions = _split(program.buffers[factor.source], names)
                 split[factor.source] = halves
-                statements += made
+                statements += conversions
         return seq(*statements, *_sums(product, split))
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:

@@ -109,8 +109,8 @@ class Lazy:
                 return elementwise(name, lazy(inputs[0], self.dtype), inputs[1])
             if name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
                 raise ArgumentTypeError(f"a lazy array {NO_ELEMENTS}")
-        known = ", ".join((*ELEMENTWISE, *OPERATIONS))
-        raise ArgumentTypeError(f"numpy.{ufunc.__name__}: lazy arrays have {known}. Compute the array first.")
+        supported = ", ".join((*ELEMENTWISE, *OPERATIONS))
+        raise ArgumentTypeError(f"numpy.{ufunc.__name__}: lazy arrays have {supported}. Compute the array first.")
 
     def __matmul__(self, other: Any) -> Lazy:
         return matmul(self, lazy(other))

@@ -56,9 +56,9 @@ def range_spmm(
     _check_width(width)
     as_count(count, "count", most=width)
     if operand is not None:
-        for argument, given in (("dtype", dtype), ("operand", operand)):
-            if given not in EIGHT_BITS:
-                fault = f"{argument}: expected int8 or uint8 with an operand, got {shown(given)}"
+        for argument, value in (("dtype", dtype), ("operand", operand)):
+            if value not in EIGHT_BITS:
+                fault = f"{argument}: expected int8 or uint8 with an operand, got {shown(value)}"
                 raise ArgumentError(f"{fault}. Quantize it, or leave the operand out.")
         return _wide_range_spmm(count, width, dtype, operand, "int32", "int32")
     name = as_dtype(dtype, "dtype")

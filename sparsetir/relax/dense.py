@@ -597,14 +597,14 @@ def sigmoid(x: ir.Expr) -> ir.Expr:
 
 def erf(x: ir.Expr) -> ir.Expr:
     """Return erf by Abramowitz and Stegun 7.1.26, as in epilogues."""
-    given, size, share = (Var(name, x.ty) for name in ("given", "size", "share"))
+    argument, size, share = (Var(name, x.ty) for name in ("given", "size", "share"))
     total = _number(x, ERF_TERMS[0])
     for term in ERF_TERMS[1:]:
         total = total * share + _number(x, term)
     positive = _number(x, 1) - total * share * tirx.exp(_number(x, 0) - size * size)
-    result = tirx.Select(given < _number(x, 0), _number(x, 0) - positive, positive)
+    result = tirx.Select(argument < _number(x, 0), _number(x, 0) - positive, positive)
     result = tirx.Let(share, _number(x, 1) / (_number(x, 1) + _number(x, 0.3275911) * size), result)
-    return tirx.Let(given, x, tirx.Let(size, tirx.Max(given, _number(x, 0) - given), result))
+    return tirx.Let(argument, x, tirx.Let(size, tirx.Max(argument, _number(x, 0) - argument), result))
 
 
 FUNCTIONS: dict[str, Callable[[ir.Expr], ir.Expr]] = {

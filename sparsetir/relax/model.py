@@ -121,14 +121,14 @@ class ModelSignature:
                 if isinstance(name, str):
                     self._check_size(sizes, name, int(size), f"{argument.name}.shape[{at}]")
 
-    def _check_size(self, sizes: dict[str, tuple[int, str]], name: str, found: int, where: str) -> None:
-        known, other = sizes.setdefault(name, (found, where))
-        if known != found:
-            raise ArgumentError(f"{where} is {found} but {other} is {known}: they are one size, {name}")
+    def _check_size(self, sizes: dict[str, tuple[int, str]], name: str, size: int, where: str) -> None:
+        first_size, first_where = sizes.setdefault(name, (size, where))
+        if first_size != size:
+            raise ArgumentError(f"{where} is {size} but {first_where} is {first_size}: they are one size, {name}")
         least, most = self.bounds.get(name, (0, None))
-        if found < least or (most is not None and found > most):
+        if size < least or (most is not None and size > most):
             limit = f"at least {least}" if most is None else f"{least} to {most}"
-            raise ArgumentError(f"{where} is {found}; the model was traced for {limit}")
+            raise ArgumentError(f"{where} is {size}; the model was traced for {limit}")
 
     def positions(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Return the arguments in the order of the signature, with keyword arguments in their positions."""

@@ -331,13 +331,13 @@ class IsInf(onnx_frontend.OnnxOpConverter):
 
     @classmethod
     def _impl_v10(cls, bb: Any, inputs: Any, attr: Any, _params: Any) -> Any:
-        (x, *_), found = inputs, []
+        (x, *_), comparisons = inputs, []
         for name, limit in (("detect_negative", -math.inf), ("detect_positive", math.inf)):
             if attr.get(name, 1):
-                found.append(bb.normalize(relax.op.equal(x, relax.const(limit, str(x.ty.dtype.dtype)))))
-        if len(found) == 2:
-            return relax.op.logical_or(*found)
-        return found[0] if found else relax.op.isinf(bb.normalize(relax.op.zeros_like(x)))
+                comparisons.append(bb.normalize(relax.op.equal(x, relax.const(limit, str(x.ty.dtype.dtype)))))
+        if len(comparisons) == 2:
+            return relax.op.logical_or(*comparisons)
+        return comparisons[0] if comparisons else relax.op.isinf(bb.normalize(relax.op.zeros_like(x)))
 
 
 class InferenceDropout(onnx_frontend.OnnxOpConverter):

@@ -467,8 +467,8 @@ class SparsifyWeights:
         if not isinstance(decide, str) or decide not in ("measure", "predict"):
             raise ArgumentError(f"decide is 'measure' or 'predict', got {shown(decide)}")
         if not (is_real(rows) and is_real(most_dense)) or rows < 1 or not 0 <= most_dense <= 1:
-            found = f"{shown(rows)} and {shown(most_dense)}"
-            raise ArgumentError(f"rows must be positive and most_dense from 0 to 1, got {found}")
+            values = f"{shown(rows)} and {shown(most_dense)}"
+            raise ArgumentError(f"rows must be positive and most_dense from 0 to 1, got {values}")
         tune, progress = as_flag(tune, "tune"), as_flag(progress, "progress")
         path = None if database is None else as_path(database, "database", "the path of a file of records")
         if tune and path is None:
@@ -653,8 +653,8 @@ def calibrated(
     model = compile_model(ir.IRModule({**others, "main": probe}), target)
     calibrations: dict[Any, integer_products.Calibration] = {}
     for example in examples:
-        named, given = (example, ()) if isinstance(example, Mapping) else ({}, example)
-        values = model(*(given if isinstance(given, (tuple, list)) else (given,)), **named)
+        named, positional = (example, ()) if isinstance(example, Mapping) else ({}, example)
+        values = model(*(positional if isinstance(positional, (tuple, list)) else (positional,)), **named)
         for match, value in zip(matches, values, strict=True):
             array = np.asarray(value)
             if match.operator == "spmm":  # Inputs are along the second dimension of images, else the one before last.
@@ -754,11 +754,13 @@ class ProductRewriter(relax.PyExprMutator):
         return True
 
     def _multiplied(self, match: integer_products.IntegerProduct, parts: tuple[Any, ...]) -> integer_products.Pending:
-        given = match.input
-        operands = {name: self.visit_expr(part) for name, part in given.parts.items()}
-        match = dataclasses.replace(match, input=dataclasses.replace(given, **operands))
+        product_input = match.input
+        operands = {name: self.visit_expr(part) for name, part in product_input.parts.items()}
+        match = dataclasses.replace(match, input=dataclasses.replace(product_input, **operands))
         before = self.pending.get(match.input.x)
-        both = before is not None and before.layout.transposes and match.layout.transposes and given.shape is None
+        both = (
+            before is not None and before.layout.transposes and match.layout.transposes and product_input.shape is None
+        )
         operand, shift = match.columns(match.input.x, self.builder_.emit, before.inner if both and before else None)
         return integer_products.Pending(match.multiply(parts, operand, shift, self.builder_.emit), match.layout)
 

@@ -375,7 +375,7 @@ class Adaptive:
         """
         if self.is_settled:
             return True
-        if all(checksum(array) == known for array, known in self.checked):
+        if all(checksum(array) == previous for array, previous in self.checked):
             return False
         self.history.append("values of the matrix have changed: it stays as it was passed")
         self._settle()

@@ -266,18 +266,18 @@ class CompressedFiller:
         self.shared: list[tuple[int, np.ndarray | None]] = []
         self.validated = 0  # entries of all calls
 
-    def share(self, others: set[int], held: Mapping[int, np.ndarray]) -> None:
+    def share(self, others: set[int], bound_arrays: Mapping[int, np.ndarray]) -> None:
         """Note which index arrays must be those of another argument, which a call brings or which is held."""
-        self.shared = [(at, held.get(at)) for at in self.places[1:] if at in others or at in held]
+        self.shared = [(at, bound_arrays.get(at)) for at in self.places[1:] if at in others or at in bound_arrays]
 
     def expected(self, signature: Signature) -> list[tuple[int | None, list[sizes.Size]]]:
         """Return the sizes of its rows and columns, and of its arrays."""
         arrays = [(at, list(signature.by_name[n].shape or ())) for at, n in zip(self.places, self.names, strict=True)]
         return [(None, [signature.length[axis] for axis in self.buffer.axes[:2]]), *arrays]
 
-    def counts(self, known: dict[str, int]) -> tuple[int, int]:
+    def counts(self, sizes: dict[str, int]) -> tuple[int, int]:
         """Positions above the axis with indices, and its length."""
-        parents, _, length = self.axis_counts(known)
+        parents, _, length = self.axis_counts(sizes)
         return int(parents), int(length)
 
     def fill(self, value: Any, ready: list[Any], parents: int, length: int, *, is_trusted: bool) -> None:
@@ -293,9 +293,9 @@ class CompressedFiller:
             )
             if not is_ordered:
                 self._check_distinct(indptr, indices, lengths)
-        for at, held in self.shared:
-            known, array = ready[at] if held is None else held, indptr if at == self.indptr else indices
-            if known is not array and not np.array_equal(known, array):
+        for at, bound in self.shared:
+            expected, array = ready[at] if bound is None else bound, indptr if at == self.indptr else indices
+            if expected is not array and not np.array_equal(expected, array):
                 raise PlanMismatch
         ready[self.values], ready[self.indptr], ready[self.indices] = data, indptr, indices
 
@@ -359,15 +359,15 @@ class Function:
 class Results:
     """New arrays for the results of a call."""
 
-    def __init__(self, made: list[NewResult], spare: OutputPool | None) -> None:
-        sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype, _ in made]
-        self.made = [(*one, _make(covered=one[-1], size=size)) for one, size in zip(made, sizes, strict=True)]
+    def __init__(self, new_results: list[NewResult], spare: OutputPool | None) -> None:
+        sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype, _ in new_results]
+        self.made = [(*one, _make(covered=one[-1], size=size)) for one, size in zip(new_results, sizes, strict=True)]
         self.fillers = [
             spare.filler(shape, dtype, at) if spare and covered and 0 not in shape else None
-            for at, shape, dtype, covered in made
+            for at, shape, dtype, covered in new_results
         ]
         self.fill: Callable[[list[Any]], list[tuple[int, np.ndarray]]] = self._fill
-        if len(made) == 1 and self.fillers == [None] and 0 not in made[0][1] and made[0][2].kind != "V":
+        if self.fillers == [None] and 0 not in new_results[0][1] and new_results[0][2].kind != "V":
             self.fill = self._fill_one(*self.made[0])
 
     def _fill_one(
@@ -630,8 +630,8 @@ class CallPlan:
         """Which index arrays must be those of another argument."""
         for number, entry in enumerate(self.sparse):
             others = {at for other in self.sparse[:number] for at in other.places}
-            held = {self.place[n]: array for n, array in self.held.items()}
-            entry.share(others, held)
+            bound_arrays = {self.place[n]: array for n, array in self.held.items()}
+            entry.share(others, bound_arrays)
         raw = {at for _, at in self.dense}
         if len(raw) < len(self.dense) or any(raw & set(e.places) for e in self.sparse):
             raise PlanMismatch
@@ -679,9 +679,9 @@ class CallPlan:
             raise PlanMismatch from None
         return sizes, list(values[len(every) :])
 
-    def _counted(self, known: dict[str, int]) -> list[tuple[CompressedFiller, int, int]]:
+    def _counted(self, sizes: dict[str, int]) -> list[tuple[CompressedFiller, int, int]]:
         """Return what fills in each matrix, and how many rows and entries it has."""
-        return [(entry, *entry.counts(known)) for entry in self.sparse]
+        return [(entry, *entry.counts(sizes)) for entry in self.sparse]
 
     def _made(self, remaining: list[int]) -> list[NewResult]:
         """Place, shape and dtype of the results allocated in every call, and whether all of one is written."""
@@ -713,11 +713,11 @@ class CallPlan:
             remember(self.functions, bucket, function)
         return function
 
-    def _filled_in(self, known: dict[str, int]) -> list[Any]:
+    def _filled_in(self, sizes: dict[str, int]) -> list[Any]:
         """Return the argument list with its sizes."""
         template = self.template.copy()
         for at, name in self.scalars:
-            template[at] = known[name]
+            template[at] = sizes[name]
         return template
 
     def _run(self, dims: tuple[int, ...]) -> Run:
@@ -746,16 +746,16 @@ class CallPlan:
                 entry.fill(values[entry.name], ready, parents, length, is_trusted=is_trusted or checked is not None)
             if has_more:
                 self._check_raw(ready, sizes, separation)
-            found = results.fill(ready)
+            outputs = results.fill(ready)
             function = checked or current.function
             if checked is None and current.waiting:  # another thread may wait again meanwhile
-                function = current.next(partial(arguments, ready, found))
+                function = current.next(partial(arguments, ready, outputs))
             elif ordered is not None and ordered.validated >= MOST_VALIDATED and current.checking:
-                current.check(ordered, partial(arguments, ready, found))
+                current.check(ordered, partial(arguments, ready, outputs))
             if halves or empty:
                 _as_passed(ready, halves, empty)
             function(*ready)
-            for at, array in found:
+            for at, array in outputs:
                 ready[at] = array
             return finish(ready, passed or values)
 
@@ -782,7 +782,7 @@ class CallPlan:
         entry = self.sparse[0] if len(self.sparse) == 1 else None
         return entry if entry is not None and entry.is_in_order_of_program and not entry.shared else None
 
-    def _check_raw(self, ready: list[Any], known: dict[str, int], separation: AliasCheck) -> None:
+    def _check_raw(self, ready: list[Any], sizes: dict[str, int], separation: AliasCheck) -> None:
         """Index arrays that come by name, and arrays to be written."""
         if separation.is_needed:
             separation.check(ready)
@@ -791,15 +791,15 @@ class CallPlan:
         arrays = {name: ready[at] for name, at in self.place.items() if name in self.raw}
         try:
             for axis, names in self.axes:
-                self.caller.signature.check_axis(axis, names, arrays, known)
+                self.caller.signature.check_axis(axis, names, arrays, sizes)
         except StructureError:
             raise PlanMismatch from None
 
-    def _arguments(self, known: dict[str, int], ready: list[Any], outputs: list[tuple[int, np.ndarray]]) -> Arguments:
+    def _arguments(self, sizes: dict[str, int], ready: list[Any], outputs: list[tuple[int, np.ndarray]]) -> Arguments:
         """Return the arrays of a call by the names of parameters, and the sizes."""
         output_arrays = dict(outputs)
         every = {name: output_arrays.get(at, ready[at]) for name, at in self.place.items()}
-        return Arguments({**{n: a for n, a in every.items() if isinstance(a, np.ndarray)}, **self.held}, dict(known))
+        return Arguments({**{n: a for n, a in every.items() if isinstance(a, np.ndarray)}, **self.held}, dict(sizes))
 
 
 def _call_checked(function: Callable[..., Any], entry: CompressedFiller, *ready: Any) -> None:

@@ -506,7 +506,7 @@ class ComposedKernel(Saved):
                 values = target.data if has_own else np.empty(0)
                 check_writable(values, shown_name, type(target), copied=not has_own)
 
-    def new_outputs(self, converted: Mapping[str, Converted], given: Mapping[str, Any]) -> dict[str, Any]:
+    def new_outputs(self, converted: Mapping[str, Converted], inner_arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return new arrays for the results that are stored in pieces."""
         outputs: dict[str, Any] = {}
         for name in self.signature.outputs:
@@ -518,20 +518,24 @@ class ComposedKernel(Saved):
             dtype = self.signature.by_name[name].dtype
             zeros = [np.zeros(piece.packed.count, dtype) for piece in structure.tensor.pieces]
             zeros_of = structure.values(group, name, zeros)
-            outputs.update({n: a for n, a in zeros_of.items() if n not in given})
+            outputs.update({n: a for n, a in zeros_of.items() if n not in inner_arguments})
         return outputs
 
     def results(
-        self, out: Any, converted: Mapping[str, Converted], given: Mapping[str, Any], arguments: Mapping[str, Any]
+        self,
+        out: Any,
+        converted: Mapping[str, Converted],
+        inner_arguments: Mapping[str, Any],
+        arguments: Mapping[str, Any],
     ) -> Any:
-        """Return the results of the compiled function, whose arguments were `given`, in the caller's terms."""
+        """Return the results of the compiled function, called with `inner_arguments`, in the caller's terms."""
         inner = self.kernel.signature
         names = inner.outputs or inner.effects.updated
         results = dict(zip(names, out if len(names) > 1 else (out,), strict=True))
         effects = self.signature.effects
         also = [n for n in effects.updated if self.converter.group_of(n) is not None]
         results_of = {
-            n: self._result(n, results, converted, given, arguments) for n in [*self.signature.outputs, *also]
+            n: self._result(n, results, converted, inner_arguments, arguments) for n in [*self.signature.outputs, *also]
         }
         wanted = tuple(
             results_of[n] if n in results_of else results[n] for n in self.signature.outputs or effects.updated
@@ -543,7 +547,7 @@ class ComposedKernel(Saved):
         name: str,
         results: Mapping[str, Any],
         converted: Mapping[str, Converted],
-        given: Mapping[str, Any],
+        inner_arguments: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> Any:
         """One result in the caller's terms."""
@@ -553,7 +557,7 @@ class ComposedKernel(Saved):
         buffer_name = self.signature.shown(name)
         structure = converted.get(buffer_name) or structure_of(group, converted)
         assert structure is not None  # a complete call has one
-        out = structure.restore([given[piece.values[name]] for piece in group.pieces])
+        out = structure.restore([inner_arguments[piece.values[name]] for piece in group.pieces])
         output_of_caller = arguments.get(buffer_name)
         return out if output_of_caller is None else _written(output_of_caller, out)
 

@@ -261,8 +261,8 @@ class Kernel(Saved):
         is_small = self.is_small(args) if is_small is None else is_small
         tile = self.compiled.usual_choices.tile
         find = partial(defaults.changes, is_small=is_small, profile=_profile, own_sums=OwnSums.of(self.target))
-        found = find(self.usage, args.arrays, written, tile=tile)
-        return {**found, **self.preferred}
+        changes = find(self.usage, args.arrays, written, tile=tile)
+        return {**changes, **self.preferred}
 
     def is_small(self, args: Arguments) -> bool:
         """Return whether waking a second thread takes longer than the work."""
@@ -286,10 +286,10 @@ class Kernel(Saved):
         is_dense = all(n not in holder or holder[n].is_dense for n in self.signature.effects.written)
         return is_dense and all("R" in iteration.kinds for iteration in program.iterations)
 
-    def prepare(self, arguments: dict[str, Any], known: Arguments | None = None) -> Arguments:
+    def prepare(self, arguments: dict[str, Any], bound: Arguments | None = None) -> Arguments:
         """Return the arguments of a call, checked in full, with new arrays for the results."""
         signature = self.signature
-        args = signature.gather(arguments, known)
+        args = signature.gather(arguments, bound)
         signature.check(args)
         signature.allocate(args)
         check_overlap(signature, args)

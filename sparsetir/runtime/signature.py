@@ -326,8 +326,8 @@ class Signature:
         }
         self.open_levels = {name: levels(b, free, may_repeat=may_repeat) for name, b in self.buffers.items()}
         self.fixed_levels = {
-            (name, in_order): fixed_levels(found[name], b)
-            for in_order, found in ((True, self.levels), (False, self.open_levels))
+            (name, in_order): fixed_levels(levels_of[name], b)
+            for in_order, levels_of in ((True, self.levels), (False, self.open_levels))
             for name, b in self.buffers.items()
         }
         self.counts = axis_counts(program)
@@ -392,9 +392,9 @@ class Signature:
 
     # ------------------------------------------------------------------ gathering
 
-    def gather(self, kwargs: Mapping[str, Any], known: Arguments | None = None) -> Arguments:
+    def gather(self, kwargs: Mapping[str, Any], bound: Arguments | None = None) -> Arguments:
         """Arrays and sizes from named arguments, checked against each other and what is known; outputs are not made."""
-        args = Arguments() if known is None else known
+        args = Arguments() if bound is None else bound
         self.take(args, kwargs)
         self._infer(args)
         return args
@@ -581,7 +581,7 @@ class Signature:
         self._refuse_unknown_results(args)
         self.check_sizes(args.sizes)
 
-    def check_sizes(self, known: dict[str, int]) -> None:
+    def check_sizes(self, sizes: dict[str, int]) -> None:
         """Raise where an axis would have a negative length, or 32 bits cannot address the elements of a buffer.
 
         Raises
@@ -592,9 +592,9 @@ class Signature:
             A buffer, or scratch, has too many elements.
         """
         for name, axis in self.axis_of_size.items():
-            if known[name] < 0:
-                raise ArgumentError(f"{name} is {known[name]}, but it is the length of axis {axis}: pass 0 or more")
-        for name, count in zip(self.narrow_extents, self._counts(known), strict=True):
+            if sizes[name] < 0:
+                raise ArgumentError(f"{name} is {sizes[name]}, but it is the length of axis {axis}: pass 0 or more")
+        for name, count in zip(self.narrow_extents, self._counts(sizes), strict=True):
             if count > LARGEST_INT32:
                 message = f"{name} has {count} elements, more than 32-bit indices can address"
                 raise OffsetError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
@@ -647,11 +647,11 @@ class Signature:
             raise OffsetError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
 
     def check_axis(
-        self, axis: Axis, names: tuple[str | None, str | None], arrays: Mapping[str, Any], known: dict[str, int]
+        self, axis: Axis, names: tuple[str | None, str | None], arrays: Mapping[str, Any], sizes: dict[str, int]
     ) -> None:
         """Raise unless the arrays of an axis, which came by name, are what it promises."""
         indptr, indices = (arrays.get(n) if n else None for n in names)
-        parent_count, count, length = self.counts[axis](known)
+        parent_count, count, length = self.counts[axis](sizes)
         level = interop.Level(axis.name, axis.kind, None, axis.idtype, sorted=axis.sorted, unique=False)
         lengths = {"parent_count": int(parent_count), "length": int(length)}
         need_sorted = axis.sorted and names[1] in self.searched
@@ -685,9 +685,9 @@ class Signature:
             if param.is_array and param.name not in provided:
                 raise self.missing(param)
 
-    def new_output(self, storage: str, known: dict[str, int]) -> np.ndarray:
+    def new_output(self, storage: str, sizes: dict[str, int]) -> np.ndarray:
         """Memory for one output; zeroed unless every element is surely written."""
-        shape = tuple(size.at(known) for size in self.by_name[storage].shape or ())
+        shape = tuple(size.at(sizes) for size in self.by_name[storage].shape or ())
         if any(n < 0 for n in shape):
             raise ArgumentError(f"{self.shown(storage)} would have shape {shape}: sizes must not be negative")
         self._check_size(storage, math.prod(shape))

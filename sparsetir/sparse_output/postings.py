@@ -356,9 +356,9 @@ class _SearchLoops:
         )
         margin = put(self.bound, get(self.bound) * tirx.const(MARGIN, self.dtype))
         largest = put(self.bound, tirx.const(np.inf, self.dtype))
-        known = tirx.And(self.sizes["prunes"] > long(0), get(self.kept) >= self.sizes["k"])
+        may_prune = tirx.And(self.sizes["prunes"] > long(0), get(self.kept) >= self.sizes["k"])
         zero = put(self.bound, tirx.const(0.0, self.dtype))
-        return [tirx.IfThenElse(known, seq(zero, serial(at, width, one), margin), largest)]
+        return [tirx.IfThenElse(may_prune, seq(zero, serial(at, width, one), margin), largest)]
 
     def block(self, begin: Var, width: Var, block: Var) -> tirx.Stmt:
         """Add the postings of a block up, then visit them again, or all documents, for those that are kept."""
@@ -383,7 +383,7 @@ class _SearchLoops:
             until(end_doc),
             _set(self.highs, get(self.lo), self.thread, at),
         )
-        known = seq(
+        looked_up = seq(
             _set(self.lows, start(block), self.thread, at), _set(self.highs, start(block + long(1)), self.thread, at)
         )
         local = self.doc(low + step) - begin_doc
@@ -399,7 +399,7 @@ class _SearchLoops:
                 tirx.Bind(slot, _at(self.slots, term)),
                 tirx.Bind(first, _at(self.indptr, term)),
                 tirx.Bind(end, _at(self.indptr, term + long(1))),
-                tirx.IfThenElse(slot >= const(0, "int32"), known, walked),
+                tirx.IfThenElse(slot >= const(0, "int32"), looked_up, walked),
                 tirx.Bind(low, _at(self.lows, self.thread, at)),
                 tirx.Bind(count, _at(self.highs, self.thread, at) - low),
                 put(self.here, get(self.here) + count),

@@ -324,9 +324,9 @@ class _Rewriter:
     """Rewriter of a program with dense stand-ins; records the filters of its iterations, and whether it merges rows."""
 
     def __init__(
-        self, program: Program, axes: tuple[Axis, ...], rows: tuple[Axis, ...], held: list[SparseBuffer]
+        self, program: Program, axes: tuple[Axis, ...], rows: tuple[Axis, ...], results: list[SparseBuffer]
     ) -> None:
-        self.program, self.axes, self.rows, self.held = program, axes, rows, held
+        self.program, self.axes, self.rows, self.held = program, axes, rows, results
         self.filters: list[Axis] = []
         self.merge: Merge | None = None
 

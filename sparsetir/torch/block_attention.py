@@ -480,17 +480,17 @@ def _gradients_halves(
     pattern: BlockPattern, p: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, *, of_columns: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Compute `gradients` with units that multiply bfloat16 numbers."""
-    queries, keys, values, given = (_by_nodes(t, pattern, torch.bfloat16) for t in (q, k, v, g))
+    queries, keys, values, gradient = (_by_nodes(t, pattern, torch.bfloat16) for t in (q, k, v, g))
     sizes = (q.shape[-1], v.shape[-1])
     by_rows = pattern.kernel("rows_halves", "bfloat16", *sizes)
-    orders = (("G", given, (0, 2, 1, 3)), ("K", keys, (2, 0, 1, 3)), ("V", values, (2, 0, 3, 1)))
+    orders = (("G", gradient, (0, 2, 1, 3)), ("K", keys, (2, 0, 1, 3)), ("V", values, (2, 0, 3, 1)))
     blocked = {name: t.permute(order).contiguous() for name, t, order in orders}
     s, g_q = by_rows(SCALE=np.full(1, scale, "float32"), P=p, **blocked)
     if not of_columns:
         return _out_of_blocks(g_q, pattern.shape[0], q), None, None
     by_columns = pattern.kernel("columns_halves", "bfloat16", *sizes)
     turned = {}
-    for name, t in (("Q", queries), ("G", given)):
+    for name, t in (("Q", queries), ("G", gradient)):
         by_features = t.permute(2, 0, 3, 1).contiguous()
         turned[name] = by_features.unflatten(2, (-1, rows_of_unit(t.shape[-1])))
     results = by_columns(P=p, S=s, **turned)

@@ -500,9 +500,9 @@ class Graph(functions.GraphOrientations):
         outer = (*q.shape[:-3], q.shape[-2])
         for name, tensor in (("k", k), ("v", v)):
             if not isinstance(tensor, Tensor) or (*tensor.shape[:-3], *tensor.shape[-2:-1]) != outer:
-                found = _shown(tensor) if isinstance(tensor, Tensor) else type(tensor).__name__
+                described = _shown(tensor) if isinstance(tensor, Tensor) else type(tensor).__name__
                 expected = f"the batches and heads of q, {_shown(q)}"
-                raise ArgumentError(f"{name}: expected {expected}, got {found}. Expand it.")
+                raise ArgumentError(f"{name}: expected {expected}, got {described}. Expand it.")
         q, k, v = (t.movedim(-3, 0).flatten(1, -2) for t in (q, k, v))
         y = self.attention(q, k, v, scale, **options)
         return y.unflatten(1, outer).movedim(0, -3)

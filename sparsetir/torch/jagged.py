@@ -83,8 +83,8 @@ def jagged_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = N
 
 def _check_operand(name: str, tensor: Any) -> None:
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.jagged:
-        found = f"a tensor of {tensor.layout}" if isinstance(tensor, Tensor) else type(tensor).__name__
-        fault = f"{name}: expected a nested tensor of torch.jagged, got {found}"
+        described = f"a tensor of {tensor.layout}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        fault = f"{name}: expected a nested tensor of torch.jagged, got {described}"
         raise ArgumentTypeError(f"{fault}. Make it by torch.nested.nested_tensor_from_jagged(rows, offsets).")
     if tensor.dtype not in NAMES or tensor.device.type != "cpu":
         raise ArgumentTypeError(

@@ -812,8 +812,8 @@ def _check_grouped(left: Tensor, right: Tensor) -> None:
     check_transforms()
     for name, tensor in (("self", left), ("mat2", right)):
         if not isinstance(tensor, Tensor) or tensor.dtype not in NAMES or tensor.device.type != "cpu":
-            found = f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ArgumentTypeError(f"{name}: expected a tensor of floats on the CPU, got {found}. Convert it.")
+            described = f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ArgumentTypeError(f"{name}: expected a tensor of floats on the CPU, got {described}. Convert it.")
         if tensor.layout != torch.strided or tensor.dim() not in (2, 3):
             fault = f"{name}: expected 2 or 3 dense dimensions, got {tensor.layout} of shape {tuple(tensor.shape)}"
             raise ArgumentError(f"{fault}. Reshape it.")
@@ -828,8 +828,8 @@ def _groups(offs: Any, length: int, right: Tensor, dims: tuple[int, int]) -> Gro
     """Return the validated groups."""
     length = right.shape[1] if dims == (3, 2) else length
     if not isinstance(offs, Tensor) or offs.dtype not in OFFSETS or offs.dim() != 1:
-        found = f"{offs.dtype} of shape {tuple(offs.shape)}" if isinstance(offs, Tensor) else type(offs).__name__
-        fault = f"offs: expected one dimension of int32 or int64, the end of each group, got {found}"
+        described = f"{offs.dtype} of shape {tuple(offs.shape)}" if isinstance(offs, Tensor) else type(offs).__name__
+        fault = f"offs: expected one dimension of int32 or int64, the end of each group, got {described}"
         raise ArgumentTypeError(f"{fault}. Give torch.cumsum of the sizes of the groups.")
     ends = offs.tolist()
     if (ends and not 0 <= ends[0] <= ends[-1] <= length) or any(map(operator.gt, ends, ends[1:])):

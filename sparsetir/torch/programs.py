@@ -484,8 +484,8 @@ def dynamic_edges(draft: EdgeDraft, slope: float) -> None:
 
 
 PROGRAMS: dict[str, Callable[..., None]] = {
-    made.__name__: made
-    for made in (
+    writer.__name__: writer
+    for writer in (
         *(spmm, linear, row_sum, sddmm, edge_sum, ties, picked, picked_edges, dropout, softmax, softmax_gradient),
         *(attention, attention_rows, attention_columns, attention_edges, additive, additive_rows, additive_columns),
         *(dynamic, dynamic_rows, dynamic_columns, dynamic_edges),

@@ -107,9 +107,9 @@ def _bits(x: Tensor) -> Tensor:
 
 
 @cache
-def _function(given: torch.dtype, wanted: torch.dtype, in_chunks: bool) -> Any:
-    func = _program(given, wanted, parallel if in_chunks else serial)
-    name = "_".join(str(dtype).removeprefix("torch.") for dtype in (given, wanted))
+def _function(source: torch.dtype, wanted: torch.dtype, in_chunks: bool) -> Any:
+    func = _program(source, wanted, parallel if in_chunks else serial)
+    name = "_".join(str(dtype).removeprefix("torch.") for dtype in (source, wanted))
     func = func.with_attr({"global_symbol": f"transposed_{name}_{int(in_chunks)}", "tirx.noalias": True})
     return compile_cached(func, native_target(), None, CompiledLoops).function
 
@@ -136,12 +136,12 @@ def _in_place_program(chunked: Callable[..., tirx.Stmt]) -> tirx.PrimFunc:
     return tirx.PrimFunc([count, chunks, step, zero, x, y], seq(chunked(chunk, chunks, vectors), behind))
 
 
-def _program(given: torch.dtype, wanted: torch.dtype, chunked: Callable[..., tirx.Stmt]) -> tirx.PrimFunc:
-    dtypes = [str(BITS.get(dtype, dtype)).removeprefix("torch.") for dtype in (given, wanted)]
+def _program(source: torch.dtype, wanted: torch.dtype, chunked: Callable[..., tirx.Stmt]) -> tirx.PrimFunc:
+    dtypes = [str(BITS.get(dtype, dtype)).removeprefix("torch.") for dtype in (source, wanted)]
     rows, cols, chunks, chunk = (long_var(name) for name in ("rows", "cols", "chunks", "chunk"))
     step, zero = (Var(name, ir.PrimType("float32")) for name in ("step", "zero"))
     x, y = (array_param(name, dtype, rows * cols) for name, dtype in zip("xy", dtypes, strict=True))
-    convert = _conversion(given, wanted, step, zero)
+    convert = _conversion(source, wanted, step, zero)
 
     def tile(i: ir.Expr, j: ir.Expr) -> tirx.Stmt:
         out: list[tirx.Stmt] = []
@@ -187,7 +187,7 @@ def _bound(out: list[tirx.Stmt], value: ir.Expr) -> Var:
     return var
 
 
-def _conversion(given: torch.dtype, wanted: torch.dtype, step: Var, zero: Var) -> Callable[[ir.Expr], ir.Expr]:
+def _conversion(source: torch.dtype, wanted: torch.dtype, step: Var, zero: Var) -> Callable[[ir.Expr], ir.Expr]:
     """Return the function that converts a number, or a vector of numbers."""
 
     def like(x: ir.Expr, dtype: str) -> str:
@@ -211,10 +211,10 @@ def _conversion(given: torch.dtype, wanted: torch.dtype, step: Var, zero: Var) -
 
     def byte(x: ir.Expr) -> ir.Expr:
         scaled = tirx.nearbyint(x / number(x, step, "float32")) + number(x, zero, "float32")
-        held = tirx.min(tirx.max(scaled, number(x, 0.0, "float32")), number(x, float(UINT8_MAX), "float32"))
-        return cast(cast(held, like(x, "int32")), like(x, "uint8"))
+        clipped = tirx.min(tirx.max(scaled, number(x, 0.0, "float32")), number(x, float(UINT8_MAX), "float32"))
+        return cast(cast(clipped, like(x, "int32")), like(x, "uint8"))
 
-    if given is wanted:
+    if source is wanted:
         return lambda x: x
     return {torch.bfloat16: rounded, torch.float32: widened, torch.uint8: byte}[wanted]
 

@@ -239,7 +239,7 @@ class Pieces:
                 bounds += [coord >= const(0, dtype), coord < cast(axis.length, dtype)]
         return bounds
 
-    def _rows_are_apart(self, made: NewPiece) -> bool:
+    def _rows_are_apart(self, piece: NewPiece) -> bool:
         """Return whether every store of the iteration is at its own row or its own slot."""
         row = self.old_vars[0]
         stores = collect(self.it.block.body, tirx.BufferStore)

@@ -50,8 +50,8 @@ def decompose(func: Any, formats: Mapping[str, Any]) -> Edit:
 
 
 PRIMITIVES: dict[str, Callable[..., Edit]] = {
-    made.__name__: made
-    for made in (
+    primitive.__name__: primitive
+    for primitive in (
         sparse_reorder,
         sparse_fuse,
         sparse_split,

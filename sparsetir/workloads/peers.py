@@ -192,8 +192,8 @@ def checked_csr(csr: Any) -> Any:
     # The libraries follow whatever the arrays hold.
     open_source(csr, "the matrix").check("the matrix")
     if csr.data.dtype.kind not in "fc" or len(csr.data) != len(csr.indices):
-        found = f"{len(csr.data)} values of {csr.data.dtype} and {len(csr.indices)} indices"
-        raise ArgumentTypeError(f"peers take a matrix of floats, one for each index, got {found}; try A.astype")
+        described = f"{len(csr.data)} values of {csr.data.dtype} and {len(csr.indices)} indices"
+        raise ArgumentTypeError(f"peers take a matrix of floats, one for each index, got {described}; try A.astype")
     return csr
 
 

@@ -129,8 +129,8 @@ def _stored(sizes: Mapping[str, int]) -> int:
 
 
 KNOWN = {
-    known.name: known
-    for known in (
+    op.name: op
+    for op in (
         KnownOp("spmm", ("A", "B"), spmm_parts, lambda s: 2 * _stored(s) * s["feat"]),
         KnownOp("spmv", ("A", "x"), spmv_parts, lambda s: 2 * s["nnz"]),
         KnownOp("sddmm", ("S", "X", "Y"), sddmm_parts, lambda s: (2 * s["feat"] + 1) * s["nnz"]),

@@ -277,14 +277,14 @@ def keys(csr: Any) -> np.ndarray:
     return rows * max(1, csr.shape[1]) + csr.indices
 
 
-def check_result(name: str, found: Any, case: ResultCase) -> None:
+def check_result(name: str, result: Any, case: ResultCase) -> None:
     """Compare a result with the reference in float64, some rows at a time.
 
     Parameters
     ----------
     name : str
         What is said to be wrong.
-    found : scipy.sparse.csr_array or a number
+    result : scipy.sparse.csr_array or a number
     case : ResultCase
 
     Raises
@@ -292,7 +292,7 @@ def check_result(name: str, found: Any, case: ResultCase) -> None:
     WrongResultError
     """
     parts = (Expected.of(case, rows) for rows in blocks(case))
-    problem = wrong_count(found, parts) if case.op == "triangles" else wrong_matrix(found, case, parts)
+    problem = wrong_count(result, parts) if case.op == "triangles" else wrong_matrix(result, case, parts)
     if problem:
         raise WrongResultError(f"{name}: our result differs from the reference: {problem}; please report this")
 
@@ -330,43 +330,43 @@ def wrong_matrix(matrix: Any, case: ResultCase, parts: Iterable[Expected]) -> st
     return None
 
 
-def wrong_rows(found: Any, expected: Expected) -> str | None:
+def wrong_rows(result: Any, expected: Expected) -> str | None:
     """Return what is wrong with some rows."""
     pattern = expected.pattern
     for part in ("indptr", "indices"):
-        have, want = getattr(found, part), getattr(pattern, part)
+        have, want = getattr(result, part), getattr(pattern, part)
         if have.shape != want.shape:
-            return f"expected {pattern.nnz} entries, got {found.nnz}"
+            return f"expected {pattern.nnz} entries, got {result.nnz}"
         if not np.array_equal(have, want):
             at = int((have != want).argmax())
             return f"expected {part}[{at}] = {want[at]}, got {have[at]}"
-    return first_wrong(found.data, expected.values, expected.allowed)
+    return first_wrong(result.data, expected.values, expected.allowed)
 
 
-def first_wrong(found: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> str | None:
+def first_wrong(values: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> str | None:
     """Return the first value that is not right, in words."""
-    wrong = differs(found, expected, allowed)
+    wrong = differs(values, expected, allowed)
     if not wrong.any():
         return None
     at = int(wrong.argmax())
-    return f"expected {expected[at]:.7g}, got {found[at]:.7g}"
+    return f"expected {expected[at]:.7g}, got {values[at]:.7g}"
 
 
-def wrong_largest(found: Any, expected: Expected) -> str | None:
+def wrong_largest(result: Any, expected: Expected) -> str | None:
     """As `wrong_rows`; which ones of equal values are kept is not said."""
     pattern, kept = expected.pattern, expected.kept
     lengths = np.minimum(np.diff(pattern.indptr), kept)
-    if not np.array_equal(np.diff(found.indptr), lengths):
-        return f"expected {lengths.sum()} entries, at most {kept} in a row, got {found.nnz}"
-    have, every = keys(found), keys(pattern)
+    if not np.array_equal(np.diff(result.indptr), lengths):
+        return f"expected {lengths.sum()} entries, at most {kept} in a row, got {result.nnz}"
+    have, every = keys(result), keys(pattern)
     if np.any(np.diff(have) <= 0) or not np.isin(have, every).all():
         return "expected coordinates that the product stores, in ascending order, got others"
     at = np.searchsorted(every, have)
     # As many as there are, each no smaller than the least of the right ones.
-    least = nth_largest(pattern, expected.values, kept)[np.repeat(np.arange(found.shape[0]), lengths)]
-    if np.any(found.data < least - expected.allowed[at] - TOLERANCE * np.abs(least)):
+    least = nth_largest(pattern, expected.values, kept)[np.repeat(np.arange(result.shape[0]), lengths)]
+    if np.any(result.data < least - expected.allowed[at] - TOLERANCE * np.abs(least)):
         return "expected the largest values of each row, got one that is not among them"
-    return first_wrong(found.data, expected.values[at], expected.allowed[at])
+    return first_wrong(result.data, expected.values[at], expected.allowed[at])
 
 
 def nth_largest(pattern: Any, values: np.ndarray, kept: int) -> np.ndarray:

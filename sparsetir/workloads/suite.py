@@ -267,8 +267,8 @@ def empty(_rng: np.random.Generator, nnz: int) -> sp.csr_array:
 def tensor_of(rng: np.random.Generator, coords: list[np.ndarray], shape: tuple[int, int, int]) -> CooTensor:
     """Return a tensor with an entry at each triple of coordinates, sorted, with normally distributed values."""
     keys = distinct(np.ravel_multi_index(tuple(coords), shape))
-    found = np.stack(np.unravel_index(keys, shape)).astype(np.int32)
-    return CooTensor(found, rng.standard_normal(keys.size, np.float32), shape)
+    coordinates = np.stack(np.unravel_index(keys, shape)).astype(np.int32)
+    return CooTensor(coordinates, rng.standard_normal(keys.size, np.float32), shape)
 
 
 def tensor_shape(nnz: int) -> tuple[int, int, int]:

@@ -92,11 +92,11 @@ class Labelled(Database):
 
 def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[CollectionSource]:
     """Members of the suite's families: ``"all"`` or names separated by commas, each with about that many entries."""
-    known = [name for name in suite.families() if name != "empty"]
-    chosen = known if families == "all" else [name for name in families.split(",") if name]
-    unknown = [name for name in chosen if name not in known]
+    names = [name for name in suite.families() if name != "empty"]
+    chosen = names if families == "all" else [name for name in families.split(",") if name]
+    unknown = [name for name in chosen if name not in names]
     if unknown:
-        raise ArgumentError(f"the suite has all, {', '.join(known)}, got {unknown[0]!r}")
+        raise ArgumentError(f"the suite has all, {', '.join(names)}, got {unknown[0]!r}")
     if min(sizes) < 1:
         raise ArgumentError(f"sizes are positive numbers of entries, got {min(sizes)}")
     for size in sizes:

@@ -253,13 +253,13 @@ def profiled(cases: Iterable[dict[str, Any]], processor: str | None = None) -> I
     processor : str, optional
         LLVM's name, where a hypervisor hid it from the run; its shipped profile is taken.
     """
-    known: dict[str, MachineProfile] = {}
+    profiles: dict[str, MachineProfile] = {}
     for line in cases:
         machine, mcpu = str(line.get("machine", "")), str(line.get("mcpu", ""))
         if processor is None and isinstance(line.get("profile"), Mapping):
-            known[machine] = MachineProfile.from_dict(line["profile"])
+            profiles[machine] = MachineProfile.from_dict(line["profile"])
         shipped = shipped_profile(mcpu if processor is None else processor)
-        yield {**line, "profile": known.get(machine, shipped)}
+        yield {**line, "profile": profiles.get(machine, shipped)}
 
 
 def recording(line: Mapping[str, Any], spread: float = float("inf")) -> Recording | None:
@@ -529,9 +529,9 @@ class MeasuredCase:
         if form.kernel is None:
             return self.workload, 0.0
         begin = time.perf_counter()
-        given, _found = form.kernel.converter.translate(self.inputs)
+        arguments, _structures = form.kernel.converter.translate(self.inputs)
         seconds = time.perf_counter() - begin
-        return PreparedCall(form.kernel.kernel, form.kernel.needed(given), like=self.workload), seconds
+        return PreparedCall(form.kernel.kernel, form.kernel.needed(arguments), like=self.workload), seconds
 
     def _checked(
         self, format: Format | None, choices: Choices, conversion: float, form: Form, workload: PreparedCall
@@ -560,15 +560,15 @@ class MeasuredCase:
 
     def measured(self, rng: np.random.Generator) -> dict[str, Any]:
         """Return the case for JSON: all points measured, then all once more in another order."""
-        found = [Point("", Choices(), self.estimates(None), 0.0, self.untuned), *self.points(rng)]
+        every_point = [Point("", Choices(), self.estimates(None), 0.0, self.untuned), *self.points(rng)]
         load = []
         for _ in range(2):
             load.append(round(os.getloadavg()[0], 2))
-            for n in rng.permutation(len(found)):
-                point = found[n]
+            for n in rng.permutation(len(every_point)):
+                point = every_point[n]
                 if not point.seconds or point.seconds[0] < MOST_SECONDS:
                     point.seconds.append(timed(point.call, self.clock))
-        plain, *points = [p for p in found if len(p.seconds) == 2]
+        plain, *points = [p for p in every_point if len(p.seconds) == 2]
         usual = defaults.usual(self.kernel.func, Registers.of(self.kernel.compiled.target))
         chosen = usual.changed(**self.kernel.suitable(self.workload.args)).as_dict()
         return {
@@ -655,7 +655,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def collect(
     path: Path,
-    found: Iterable[CollectionSource],
+    sources: Iterable[CollectionSource],
     *,
     programs: int = 5,
     seed: int = 0,
@@ -669,7 +669,7 @@ def collect(
     ----------
     path : Path
         Of JSON lines; it is only added to, a line a case.
-    found : iterable of CollectionSource
+    sources : iterable of CollectionSource
     programs : int
         Measured on each matrix.
     seed : int
@@ -690,14 +690,14 @@ def collect(
     target, before = target_of(mcpu), get_num_threads()
     try:
         with old_objects_aside():
-            return _collected(path, found, programs, seed, threads, seconds, target)
+            return _collected(path, sources, programs, seed, threads, seconds, target)
     finally:
         set_num_threads(before)
 
 
 def _collected(
     path: Path,
-    found: Iterable[CollectionSource],
+    sources: Iterable[CollectionSource],
     programs: int,
     seed: int,
     threads: tuple[int, ...],
@@ -708,7 +708,7 @@ def _collected(
     about, profile = header(target), {"profile": machine_profile().as_dict()}
     of_target = "" if target is None else f" {mcpu_of(target)}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    for number, source in enumerate(found):
+    for number, source in enumerate(sources):
         rng = np.random.default_rng([seed, number])
         try:
             sparse = source.load()  # what is drawn for it depends on its sizes
@@ -752,9 +752,9 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 SUFFIXES = (".parquet", ".npz")
 
 
-def rows(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def rows(cases: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the points of some cases, a dict of plain values each; the same names in all."""
-    for line in found:
+    for line in cases:
         job, (first, second) = line["job"], line["plain"]
         of_case = {name: line[name] for name in ("case", "matrix", "family", "machine", "sparsetir")}
         of_case |= {"mcpu": line.get("mcpu", "")}

@@ -136,11 +136,11 @@ def folds(
 
 def held_out(cases: Sequence[Recording], trainer: Trainer, by: str, most: int | None = None) -> list[Ranking]:
     """Rank each case by a model that was trained on all matrices, families or the like (`by`) but its own."""
-    found = []
+    rankings = []
     for others, own in folds(cases, by, most):
         model = trainer(others)
-        found += [ranking(model, case) for case in own]
-    return found
+        rankings += [ranking(model, case) for case in own]
+    return rankings
 
 
 # ------------------------------------------------------------------ tables
@@ -165,7 +165,7 @@ HEADING = ["pairs in order", "certain ones", "top 1", "5th percentile", "top 5"]
 
 def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
     """Return a row for each model, and one for the untuned kernel."""
-    rows = [[title, *HEADING], *([name, *summary(found)] for name, found in rankings.items())]
+    rows = [[title, *HEADING], *([name, *summary(ranked)] for name, ranked in rankings.items())]
     twice = repeated([r.case for r in next(iter(rankings.values()))])
     if twice:
         rows.append(["a second measurement of the first", *summary(twice)])
@@ -177,19 +177,19 @@ def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
     return rows
 
 
-def by_part(found: Sequence[Ranking], by: str) -> list[list[str]]:
+def by_part(rankings: Sequence[Ranking], by: str) -> list[list[str]]:
     """Return a row for each operation, family or the like."""
-    parts = dict.fromkeys(getattr(r.case, by) for r in found)
-    rows = ([str(part), *summary([r for r in found if getattr(r.case, by) == part])] for part in parts)
+    parts = dict.fromkeys(getattr(r.case, by) for r in rankings)
+    rows = ([str(part), *summary([r for r in rankings if getattr(r.case, by) == part])] for part in parts)
     return [[{"op": "operation", "kind": "operation"}.get(by, by), *HEADING], *rows]
 
 
-def by_margin(found: Sequence[Ranking]) -> list[list[str]]:
+def by_margin(rankings: Sequence[Ranking]) -> list[list[str]]:
     """Return the effect of taking a model's first candidate unmeasured if its predicted gain exceeds a margin."""
     rows = [["taken if expected to be", "taken", "speedup over untuned", "slower than untuned", "slowest"]]
     for margin in MARGINS:
-        actual = [r.actual if r.gain >= margin else 1.0 for r in found]
-        taken = np.mean([r.gain >= margin for r in found])
+        actual = [r.actual if r.gain >= margin else 1.0 for r in rankings]
+        taken = np.mean([r.gain >= margin for r in rankings])
         slower = np.mean([speedup * SLOWER < 1 for speedup in actual])
         rows.append(
             [
@@ -203,10 +203,10 @@ def by_margin(found: Sequence[Ranking]) -> list[list[str]]:
     return rows
 
 
-def safe_margin(found: Sequence[Ranking], most: float = 0.05) -> float:
+def safe_margin(rankings: Sequence[Ranking], most: float = 0.05) -> float:
     """Return the least margin that keeps the share of cases slower than the untuned kernel this small."""
     for margin in MARGINS:
-        if np.mean([r.gain >= margin and r.actual * SLOWER < 1 for r in found]) <= most:
+        if np.mean([r.gain >= margin and r.actual * SLOWER < 1 for r in rankings]) <= most:
             return margin
     return MARGINS[-1]
 
@@ -234,12 +234,12 @@ def transferred(cases: Sequence[Recording], trainer: Trainer, by: str) -> dict[o
     by : str
         The setting: an attribute of a case, such as ``"threads"``.
     """
-    found: dict[object, dict[str, list[Ranking]]] = {}
+    by_setting: dict[object, dict[str, list[Ranking]]] = {}
     for setting in dict.fromkeys(getattr(case, by) for case in cases):
         own = [case for case in cases if getattr(case, by) == setting]
         if len({case.matrix for case in own}) < FEWEST or len(own) == len(cases):
             continue
-        ranked = found.setdefault(setting, {})
+        ranked = by_setting.setdefault(setting, {})
         for others, left_out in folds(own, "matrix", FOLDS):
             names = {case.matrix for case in left_out}
             elsewhere = [case for case in cases if getattr(case, by) != setting and case.matrix not in names]
@@ -248,7 +248,7 @@ def transferred(cases: Sequence[Recording], trainer: Trainer, by: str) -> dict[o
             models = {name: trainer(of) for name, of in _sets(elsewhere, others, np.random.default_rng(0))}
             for name, model in models.items():
                 ranked.setdefault(name, []).extend(ranking(model, case) for case in left_out)
-    return {setting: ranked for setting, ranked in found.items() if ranked}
+    return {setting: ranked for setting, ranked in by_setting.items() if ranked}
 
 
 def _sets(
@@ -272,10 +272,10 @@ def few(own: list[Recording], order: np.ndarray, share: float) -> list[Recording
     return [own[n] for n in order[:count]]
 
 
-def cells(found: dict[object, dict[str, list[Ranking]]], title: str) -> list[list[str]]:
+def cells(by_setting: dict[object, dict[str, list[Ranking]]], title: str) -> list[list[str]]:
     """Return a table with a row for each setting and model."""
     rows = [[title, "other settings and", *TRANSFER_HEADING]]
-    for setting, ranked in found.items():
+    for setting, ranked in by_setting.items():
         native = geomean([r.top_1 for r in ranked["its own model"]])
         for name, ranks in ranked.items():
             first = [r.top_1 for r in ranks]
@@ -295,20 +295,20 @@ def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
     return figure, drawn
 
 
-def plot_calibration(found: Sequence[Ranking], path: Path) -> Path:
+def plot_calibration(rankings: Sequence[Ranking], path: Path) -> Path:
     """Return the gain that was expected of the first candidate of each case, and the one that it had.
 
     Parameters
     ----------
-    found : sequence of Ranking
+    rankings : sequence of Ranking
         By models that were not trained on the cases.
     path : Path
     """
     figure, drawn = _axes("gains over the untuned kernel", "expected", "measured")
-    for kind in sorted({r.case.kind or r.case.op for r in found}):
-        own = [r for r in found if (r.case.kind or r.case.op) == kind]
+    for kind in sorted({r.case.kind or r.case.op for r in rankings}):
+        own = [r for r in rankings if (r.case.kind or r.case.op) == kind]
         drawn.loglog([r.gain for r in own], [r.actual for r in own], ".", label=kind, alpha=0.6)
-    ends = [min(r.gain for r in found), max(r.gain for r in found)]
+    ends = [min(r.gain for r in rankings), max(r.gain for r in rankings)]
     drawn.loglog(ends, ends, color="black", linewidth=1)
     drawn.legend()
     return save(figure, path)

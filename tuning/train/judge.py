@@ -110,8 +110,8 @@ def current_rules(case: Recording) -> int | None:
     if packed:
         seconds = case.rows()[1]
         return sorted(packed, key=lambda n: float(seconds[n]))[len(packed) // 2]
-    found = [n for n, candidate in enumerate(case.ran) if suits(n, candidate)]
-    return min(found, key=lambda n: int(case.ran[n].choices.as_dict()["tile"]), default=None)
+    suitable = [n for n, candidate in enumerate(case.ran) if suits(n, candidate)]
+    return min(suitable, key=lambda n: int(case.ran[n].choices.as_dict()["tile"]), default=None)
 
 
 def _lanes(case: Recording, untuned: np.ndarray) -> int | None:

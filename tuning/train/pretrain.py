@@ -68,8 +68,8 @@ def taught(lines: Iterable[Mapping[str, Any]], model: CostModel, profile: Machin
     profile : MachineProfile
         Of the other machine.
     """
-    found = [_taught(line, model, profile, n) for n, line in enumerate(islice(lines, 0, None, EVERY))]
-    cases = [case for case in found if case is not None]
+    recordings = [_taught(line, model, profile, n) for n, line in enumerate(islice(lines, 0, None, EVERY))]
+    cases = [case for case in recordings if case is not None]
     say(f"{len(cases)} cases as the earlier model expects them on {profile.name}")
     return cases
 
@@ -190,14 +190,14 @@ def train(
 def train_with(taught: Sequence[Recording], cases: Sequence[Recording], *, rounds: int = ROUNDS, **how: Any) -> Any:
     """Return a model of cases and of those `taught` ones whose matrix, family and operation are among them."""
     matrices, families, kinds = ({getattr(case, by) for case in cases} for by in ("matrix", "family", "kind"))
-    known = [c for c in taught if c.matrix in matrices and c.family in families and c.kind in kinds]
-    return train([*cases, *known], rounds=rounds, **how)
+    covered = [c for c in taught if c.matrix in matrices and c.family in families and c.kind in kinds]
+    return train([*cases, *covered], rounds=rounds, **how)
 
 
-def cautious(found: Sequence[Ranking]) -> float:
+def cautious(rankings: Sequence[Ranking]) -> float:
     """Return the least margin that keeps the share of slower cases small on each machine that was left out."""
-    machines = {r.case.mcpu for r in found}
-    return max(safe_margin([r for r in found if r.case.mcpu == m], SLOWER_ONES) for m in machines)
+    machines = {r.case.mcpu for r in rankings}
+    return max(safe_margin([r for r in rankings if r.case.mcpu == m], SLOWER_ONES) for m in machines)
 
 
 def lessons(text: str | None, path: Path) -> list[Recording]:

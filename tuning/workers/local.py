@@ -520,11 +520,11 @@ class ProcessMeasurer(Measurer):
                 each.allow(ALLOWED * outcome.seconds)
         return self._noted(candidate, outcome if self.usual is None else outcome.paced(self.usual))
 
-    def _noted(self, candidate: Candidate | None, found: Measurement) -> Measurement:
+    def _noted(self, candidate: Candidate | None, measurement: Measurement) -> Measurement:
         """Return a measurement, its seconds kept in place of earlier ones of the candidate."""
-        if found.seconds is not None:
-            self.times[candidate] = found.seconds
-        return found
+        if measurement.seconds is not None:
+            self.times[candidate] = measurement.seconds
+        return measurement
 
     @property
     def best(self) -> float:

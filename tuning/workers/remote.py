@@ -256,8 +256,8 @@ def forgotten(desk: EvaluatorWorker) -> None:
     desk.close()
 
 
-def _measurement(found: Measurement | Lost) -> Measurement:
-    return Measurement(error=f"its process {found}") if isinstance(found, Lost) else found
+def _measurement(outcome: Measurement | Lost) -> Measurement:
+    return Measurement(error=f"its process {outcome}") if isinstance(outcome, Lost) else outcome
 
 
 def _typical(desk: EvaluatorWorker, candidate: Candidate | None, seconds: float) -> float:
@@ -278,7 +278,7 @@ class WorkerPool:
     def take(self, token: str) -> EvaluatorWorker | None:
         """Return a free desk with an evaluator, if there is any."""
         with self.lock:
-            number = next((n for n, (held, _) in reversed(self.free.items()) if held == token), None)
+            number = next((n for n, (worker_token, _) in reversed(self.free.items()) if worker_token == token), None)
             return self.free.pop(number)[1] if number is not None else None
 
     def put(self, token: str, desk: EvaluatorWorker) -> None:

@@ -324,9 +324,11 @@ def plain(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def like(found: np.ndarray, array: np.ndarray) -> np.ndarray:
+def like(received: np.ndarray, array: np.ndarray) -> np.ndarray:
     """Return an array from a server in the dtype of a local one."""
-    return found.view(array.dtype) if found.dtype.itemsize == array.dtype.itemsize else found.astype(array.dtype)
+    return (
+        received.view(array.dtype) if received.dtype.itemsize == array.dtype.itemsize else received.astype(array.dtype)
+    )
 
 
 __all__ = ["RPCMeasurer", "parsed"]

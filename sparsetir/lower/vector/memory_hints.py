@@ -195,8 +195,8 @@ class _Streamer:
         self.tiles.add((dtype, lanes))
         zero = {lane: const(0, str(lane.ty.dtype))}
         to = tirx.address_of(tirx.BufferLoad(store.buffer, [substitute(i, zero) for i in store.indices]))
-        *held, start = (substitute(i, zero) for i in store.value.indices)
-        tile = tirx.BufferLoad(store.value.source, [*held, tirx.Ramp(start, const(1, str(start.ty.dtype)), lanes)])
+        *leading, start = (substitute(i, zero) for i in store.value.indices)
+        tile = tirx.BufferLoad(store.value.source, [*leading, tirx.Ramp(start, const(1, str(start.ty.dtype)), lanes)])
         return tirx.Evaluate(tirx.call_extern("void", function_name(dtype, lanes), to, tile))
 
     def _is_copy(self, node: tirx.For) -> bool:

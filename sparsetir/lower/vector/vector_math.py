@@ -124,12 +124,12 @@ def cosh(x: ir.Expr) -> ir.Expr:
 def sinh(x: ir.Expr) -> ir.Expr:
     """Compute sinh from exponentials like `cosh`, and for small numbers, where digits would cancel, by the series."""
 
-    def difference(up: ir.Expr, down: ir.Expr, given: Var) -> ir.Expr:
-        value = lambda v: tirx.const(v, str(given.ty.dtype))  # noqa: E731
-        square, total = given * given, value(1 / math.factorial(SERIES))
+    def difference(up: ir.Expr, down: ir.Expr, argument: Var) -> ir.Expr:
+        value = lambda v: tirx.const(v, str(argument.ty.dtype))  # noqa: E731
+        square, total = argument * argument, value(1 / math.factorial(SERIES))
         for power in range(SERIES - 2, 0, -2):
             total = total * square + value(1 / math.factorial(power))
-        return tirx.Select(square < value(1.0), total * given, up - down)
+        return tirx.Select(square < value(1.0), total * argument, up - down)
 
     return _halves(x, difference)
 
@@ -137,11 +137,11 @@ def sinh(x: ir.Expr) -> ir.Expr:
 def tanh(x: ir.Expr) -> ir.Expr:
     """Compute tanh from an exponential, and for small numbers, where that loses digits, by its series."""
 
-    def near_zero(given: Var, square: ir.Expr) -> ir.Expr:
-        return _series(given, square, lambda power: TANH_SERIES[power // 2], {"float32": 9, "float64": 25})
+    def near_zero(argument: Var, square: ir.Expr) -> ir.Expr:
+        return _series(argument, square, lambda power: TANH_SERIES[power // 2], {"float32": 9, "float64": 25})
 
-    def far(given: ir.Expr) -> ir.Expr:
-        return value(1.0) - value(2.0) / (tirx.exp(value(2.0) * given) + value(1.0))
+    def far(argument: ir.Expr) -> ir.Expr:
+        return value(1.0) - value(2.0) / (tirx.exp(value(2.0) * argument) + value(1.0))
 
     value = lambda v: tirx.const(v, str(x.ty.dtype))  # noqa: E731
     return _near_zero(x, near_zero, far)
@@ -150,7 +150,7 @@ def tanh(x: ir.Expr) -> ir.Expr:
 def atanh(x: ir.Expr) -> ir.Expr:
     """Compute atanh by TVM's function, and for small numbers by the series."""
     last = {"float32": 13, "float64": 27}
-    return _near_zero(x, lambda given, square: _series(given, square, lambda power: 1 / power, last), tirx.atanh)
+    return _near_zero(x, lambda argument, square: _series(argument, square, lambda power: 1 / power, last), tirx.atanh)
 
 
 def _near_zero(x: ir.Expr, near: Callable[[Var, ir.Expr], ir.Expr], far: Callable[[ir.Expr], ir.Expr]) -> ir.Expr:
@@ -164,13 +164,13 @@ def _near_zero(x: ir.Expr, near: Callable[[Var, ir.Expr], ir.Expr], far: Callabl
     )
 
 
-def _series(given: ir.Expr, square: ir.Expr, coefficient: Callable[[int], float], last: dict[str, int]) -> ir.Expr:
+def _series(argument: ir.Expr, square: ir.Expr, coefficient: Callable[[int], float], last: dict[str, int]) -> ir.Expr:
     """Return a sum of odd powers up to the one that `last` gives for the dtype."""
-    dtype = str(given.ty.dtype)
+    dtype = str(argument.ty.dtype)
     total: ir.Expr = tirx.const(coefficient(last[dtype]), dtype)
     for power in range(last[dtype] - 2, 0, -2):
         total = total * square + tirx.const(coefficient(power), dtype)
-    return total * given
+    return total * argument
 
 
 def exp10(x: ir.Expr) -> ir.Expr:

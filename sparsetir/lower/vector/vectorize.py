@@ -232,11 +232,11 @@ def mask(loop: tirx.For) -> tirx.Stmt | None:
     if not clamp.is_known or any(clamp._gathers(x) for c in masks for x in collect(c, ir.TensorLoad)):
         return None
     dtype = update.dtype
-    held = tirx.decl_buffer([lanes], dtype, name="term", scope="local", layout=None)
-    chosen = tirx.Select(conjunction(masks), tirx.BufferLoad(held, [lane]), const(0, dtype))
-    steps = [tirx.BufferStore(held, term, [lane]), tirx.BufferStore(store.buffer, update.own + chosen, indices)]
+    term_buffer = tirx.decl_buffer([lanes], dtype, name="term", scope="local", layout=None)
+    chosen = tirx.Select(conjunction(masks), tirx.BufferLoad(term_buffer, [lane]), const(0, dtype))
+    steps = [tirx.BufferStore(term_buffer, term, [lane]), tirx.BufferStore(store.buffer, update.own + chosen, indices)]
     vectors = [renewed(with_(loop, kind=VECTORIZED, body=step, notes={})) for step in steps]
-    body = seq(*alloc(held), *vectors)
+    body = seq(*alloc(term_buffer), *vectors)
     exist = [size > const(0, str(size.ty.dtype)) for size in clamp.sizes]
     if exist:
         body = tirx.IfThenElse(conjunction(exist), body, None)
@@ -734,7 +734,7 @@ def gather(loop: tirx.For) -> tirx.Stmt | None:
     lane, lanes = loop.loop_var, int(loop.extent)
     named = [x.var for x in collect(store.value, tirx.Let)]  # values that are not available in front of the loop
     parts: list[tirx.Stmt] = []
-    held: list[Var] = []
+    buffers: list[Var] = []
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
         index = index_of(load, lane)
@@ -742,7 +742,7 @@ def gather(loop: tirx.For) -> tirx.Stmt | None:
         if index is None or not each or mentions(load, named):
             return mutator.default_mutate(load)
         got = tirx.decl_buffer([lanes], str(load.ty.dtype), name="got", scope="local", layout=None)
-        held.append(got)
+        buffers.append(got)
         parts.append(taken(load, index, got, loop, each))
         return tirx.BufferLoad(got, [lane])
 
@@ -750,7 +750,7 @@ def gather(loop: tirx.For) -> tirx.Stmt | None:
     if not parts:
         return None
     rest = with_(loop, body=tirx.BufferStore(store.buffer, value, store.indices), notes={})
-    return seq(*alloc(*held), *parts, renewed(rest))
+    return seq(*alloc(*buffers), *parts, renewed(rest))
 
 
 def per_word(index: ir.TensorLoad, lanes: int) -> int:

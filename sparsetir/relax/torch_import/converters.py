@@ -122,11 +122,11 @@ def _index(node: Any, importer: Any) -> Any:
     if not all(_is_number(places[n]) for n in dims):
         return importer.create_convert_map()["index.Tensor"](node)
     emit = importer.block_builder.emit
-    found = {n: _from_start(importer, places[n], _size(x, n)) for n in dims}
+    places_by_dim = {n: _from_start(importer, places[n], _size(x, n)) for n in dims}
     if len(dims) == 1:
-        return _taken(emit, x, found[dims[0]], dims[0])
+        return _taken(emit, x, places_by_dim[dims[0]], dims[0])
     others = [n for n in range(x.ty.ndim) if n not in dims]
-    flat, shape = _flat_places(importer, x, found)
+    flat, shape = _flat_places(importer, x, places_by_dim)
     ahead = emit(relax.op.permute_dims(x, [*dims, *others])) if dims != list(range(len(dims))) else x
     rows = emit(reshape(ahead, [math.prod(_size(x, n) for n in dims), *(_size(x, n) for n in others)]))
     result = _taken(emit, rows, flat, 0)
@@ -179,8 +179,8 @@ def _searchsorted(node: Any, importer: Any, *, is_sorted_first: bool = True) -> 
 
 def _embedding_bag(node: Any, importer: Any) -> Any:
     """Convert sums and means of bags of rows; the first of four results, the others are for gradients."""
-    given: list[Any] = list(importer.retrieve_args(node))
-    weight, index, offsets, _, mode, _, weights, has_last, padding = given + EMBEDDING_BAG[len(given) - 3 :]
+    arguments: list[Any] = list(importer.retrieve_args(node))
+    weight, index, offsets, _, mode, _, weights, has_last, padding = arguments + EMBEDDING_BAG[len(arguments) - 3 :]
     if mode == 2 or padding not in (-1, None):
         raise LoweringError("embedding_bag is compiled for sums and means without padding_idx")
     emit, dtype = importer.block_builder.emit, _dtype(weight)
@@ -409,12 +409,12 @@ def _limited(node: Any, importer: Any) -> Any:
     emit, dtype = importer.block_builder.emit, _result_dtype(node)
     x, *limits = importer.retrieve_args(node)
     names = ("max",) if "clamp_max" in str(node.target) else ("min", "max")
-    given = {name: importer.env.get(limit, limit) for name, limit in node.kwargs.items()}
-    given |= dict(zip(names, limits, strict=False))
+    bounds = {name: importer.env.get(limit, limit) for name, limit in node.kwargs.items()}
+    bounds |= dict(zip(names, limits, strict=False))
     x = _cast(emit, x, dtype)
     for name, choose in (("min", relax.op.maximum), ("max", relax.op.minimum)):
-        if given.get(name) is not None:
-            x = _chosen(emit, choose, x, _cast(emit, given[name], dtype))
+        if bounds.get(name) is not None:
+            x = _chosen(emit, choose, x, _cast(emit, bounds[name], dtype))
     return x
 
 
@@ -479,15 +479,15 @@ def _chosen(emit: Callable[[Any], Any], choose: Callable[[Any, Any], Any], left:
 def _elu(node: Any, importer: Any) -> Any:
     """Convert ``scale * x`` where x is positive, else ``scale * alpha * (exp(input_scale * x) - 1)``."""
     x, *factors = importer.retrieve_args(node)
-    given = {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0, **node.kwargs}
-    given |= dict(zip(("alpha", "scale", "input_scale"), factors, strict=False))
+    settings = {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0, **node.kwargs}
+    settings |= dict(zip(("alpha", "scale", "input_scale"), factors, strict=False))
     emit = importer.block_builder.emit
     zero = relax.const(0, _dtype(x))
-    below = emit(relax.op.minimum(_scaled(importer, x, given["input_scale"]), zero))
+    below = emit(relax.op.minimum(_scaled(importer, x, settings["input_scale"]), zero))
     one = relax.const(1, _dtype(x))
-    grown = _scaled(importer, emit(relax.op.subtract(emit(relax.op.exp(below)), one)), given["alpha"])
+    grown = _scaled(importer, emit(relax.op.subtract(emit(relax.op.exp(below)), one)), settings["alpha"])
     result = emit(relax.op.where(emit(relax.op.greater(x, zero)), x, grown))
-    result = _scaled(importer, result, given["scale"])
+    result = _scaled(importer, result, settings["scale"])
     return emit(relax.op.where(_is_nan(emit, x), x, result))
 
 
@@ -816,8 +816,8 @@ def _convolution(node: Any, importer: Any) -> Any:
     if dtype == "float32" or dims not in CONVOLUTIONS:
         return importer.create_convert_map()[name](node)
     usual: list[Any] = [None, 1, 0, 1, False, 0, 1] if name == "convolution.default" else [None, 1, 0, 1, 1]
-    given = list(rest) + usual[len(rest) :]
-    bias, steps, padding, gaps, *options = given
+    arguments = list(rest) + usual[len(rest) :]
+    bias, steps, padding, gaps, *options = arguments
     is_transposed, beyond, groups = options if len(options) == 3 else (False, 0, options[0])
     wide = "float32" if dtype in HALVES else dtype
     plain, transposed, layout, kernel_layout = CONVOLUTIONS[dims]
@@ -905,8 +905,8 @@ def _put(importer: Any, base: Any, places: Sequence[Any], values: Any, reduction
         return base
     emit, rank = importer.block_builder.emit, base.ty.ndim
     others = [n for n in range(rank) if n not in dims]
-    found = {n: _from_start(importer, places[n], _size(base, n)) for n in dims}
-    flat, shape = _flat_places(importer, base, found)
+    places_by_dim = {n: _from_start(importer, places[n], _size(base, n)) for n in dims}
+    flat, shape = _flat_places(importer, base, places_by_dim)
     inner = [_size(base, n) for n in others]
     first, order = dims[0], [*dims, *others]
     is_together = dims == list(range(first, first + len(dims)))

@@ -53,11 +53,11 @@ def from_module(
     _check_dense(torch, model)
     _check_averages(torch, model)
     copied = copy.deepcopy(model)
-    whole, given, keywords, context = with_fixed(copied, positional, keywords, static)
+    whole, inputs, keywords, context = with_fixed(copied, positional, keywords, static)
     for module, original in zip(copied.modules(), model.modules(), strict=True):
         module.training = original.training  # `with_fixed` has set eval mode.
     with torch.enable_grad(), explained(), context:
-        exported = torch.export.export(whole, given, keywords)
+        exported = torch.export.export(whole, inputs, keywords)
     _end_gradients(torch, exported)
     prefix = "model." if static_names(static) else ""
     targets = {spec.arg.name: spec.target for spec in exported.graph_signature.input_specs if spec.target is not None}
@@ -347,13 +347,13 @@ def _difference(own: Any, theirs: Any, allowed: float) -> str:
         unlike = int((own != theirs).sum())
         return f"differs at {unlike} of {theirs.numel()} elements from torch's" if unlike else ""
     is_finite = theirs.isfinite()
-    right, found = theirs[is_finite].double(), own[is_finite].double()
+    right, ours = theirs[is_finite].double(), own[is_finite].double()
     largest = float(right.abs().max()) if right.numel() else 0.0
-    off = float((right - found).abs().max()) if right.numel() else 0.0
+    off = float((right - ours).abs().max()) if right.numel() else 0.0
     if not off <= allowed * largest + TINY:
         return f"is off by {off:.3g}, where torch's largest is {largest:.3g}"
-    others, found = theirs[~is_finite], own[~is_finite]
-    is_alike = (others == found) | (others.isnan() & found.isnan())
+    others, ours = theirs[~is_finite], own[~is_finite]
+    is_alike = (others == ours) | (others.isnan() & ours.isnan())
     return "" if bool(is_alike.all()) else "is another one where torch's is infinite or NaN"
 
 

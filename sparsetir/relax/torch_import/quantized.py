@@ -64,11 +64,11 @@ def _dequantize(node: Any, importer: Any, *, by_channel: bool = False) -> Any:
     x, scale, zero, *rest = args
     axis = int(rest.pop(0)) if by_channel else None
     zero = 0 if zero is None else zero
-    given, dtype = str(x.ty.dtype.dtype), str(node.meta["val"].dtype).removeprefix("torch.")
-    if given in EIGHT_BITS and dtype == "float32":
+    source_dtype, dtype = str(x.ty.dtype.dtype), str(node.meta["val"].dtype).removeprefix("torch.")
+    if source_dtype in EIGHT_BITS and dtype == "float32":
         flat = None if axis is None else 0
         factor = _parameter(scale, "float32", flat, 1, emit)
-        return emit(relax.op.dequantize(x, factor, _parameter(zero, given, flat, 1, emit), axis=axis or 0))
+        return emit(relax.op.dequantize(x, factor, _parameter(zero, source_dtype, flat, 1, emit), axis=axis or 0))
     rank = x.ty.ndim
     shifted = emit(
         relax.op.subtract(emit(relax.op.astype(x, "float32")), _parameter(zero, "float32", axis, rank, emit))

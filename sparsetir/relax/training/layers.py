@@ -73,11 +73,11 @@ class _Dropped(relax.PyExprMutator):
         super().__init__(mod)
         self.count, self.seed, self.made = count, seed, 0
 
-    def visit_call_(self, made: ir.Call) -> Any:
-        made = self.visit_expr_post_order(made)
-        if made.op != ir.Op.get("relax.nn.dropout"):
-            return made
-        rate, x = float(made.attrs.rate), made.args[0]
+    def visit_call_(self, node: ir.Call) -> Any:
+        node = self.visit_expr_post_order(node)
+        if node.op != ir.Op.get("relax.nn.dropout"):
+            return node
+        rate, x = float(node.attrs.rate), node.args[0]
         if not 0 <= rate < 1:
             raise ArgumentError(f"dropout takes a rate from 0 to less than 1, got {rate}")
         self.made += 1
@@ -95,16 +95,16 @@ class _Dropped(relax.PyExprMutator):
 
 def _is_dropout(mutator: Any, source: relax.Tuple) -> bool:
     first = source.fields[0]
-    made = mutator.lookup_binding(first) if isinstance(first, relax.Var) else first
-    return isinstance(made, ir.Call) and made.op == ir.Op.get("relax.sparse.dropout")
+    value = mutator.lookup_binding(first) if isinstance(first, relax.Var) else first
+    return isinstance(value, ir.Call) and value.op == ir.Op.get("relax.sparse.dropout")
 
 
 def with_dropout(func: relax.Function, seed: int) -> relax.Function | None:
     """Add a parameter ``count``, the step count, to a function with dropout; return None if it has no dropout."""
-    found: list[Any] = []
+    dropouts: list[Any] = []
     is_dropout = lambda e: isinstance(e, ir.Call) and e.op == ir.Op.get("relax.nn.dropout")  # noqa: E731
-    relax.analysis.post_order_visit(func, lambda e: found.append(e) if is_dropout(e) else None)
-    if not found:
+    relax.analysis.post_order_visit(func, lambda e: dropouts.append(e) if is_dropout(e) else None)
+    if not dropouts:
         return None
     count = relax.Var("count", relax.TensorType([], "int64"))
     func = relax.Function([*func.params, count], func.body, func.ret_ty, func.is_pure, func.attrs)
@@ -138,7 +138,7 @@ MEAN, VARIANCE = 3, 4  # Positions of the running averages among the arguments; 
 
 def averages(func: relax.Function) -> list[str]:
     """Return the parameters that hold running averages of batch normalization in training, in the function's order."""
-    found: set[str] = set()
+    names: set[str] = set()
     # Aliases: variables, and results 1 and 2 of normalizations, by the variable that they equal.
     renamed: dict[Any, Any] = {}
 
@@ -157,10 +157,10 @@ def averages(func: relax.Function) -> list[str]:
                     renamed[binding.var, n] = renamed.get(kept, kept)
                 if value.attrs.training:
                     averages = (renamed[binding.var, n] for n in (1, 2))
-                    found.update(str(value.name) for value in averages if isinstance(value, relax.Var))
+                    names.update(str(value.name) for value in averages if isinstance(value, relax.Var))
 
     relax.analysis.post_order_visit(func, visit)
-    return [str(p.name) for p in func.params if str(p.name) in found]
+    return [str(p.name) for p in func.params if str(p.name) in names]
 
 
 def _is_batch_norm(value: Any) -> bool:
@@ -176,48 +176,48 @@ class _Normalised(relax.PyExprMutator):
         self.kept = kept  # The latest value of each running average, by the name of its parameter.
         self.names: dict[Any, str] = {var: name for name, var in kept.items()}
 
-    def visit_call_(self, made: ir.Call) -> Any:
-        made = self.visit_expr_post_order(made)
-        if not _is_batch_norm(made):
-            return made
-        x, attrs, emit = made.args[0], made.attrs, self.builder_.emit
+    def visit_call_(self, node: ir.Call) -> Any:
+        node = self.visit_expr_post_order(node)
+        if not _is_batch_norm(node):
+            return node
+        x, attrs, emit = node.args[0], node.attrs, self.builder_.emit
         axis, shape = int(attrs.axis) % x.ty.ndim, [int(n) for n in x.ty.shape.values]
         along = lambda value: emit(reshape(value, [n if d == axis else 1 for d, n in enumerate(shape)]))  # noqa: E731
-        olds = [self._followed(made.args[n]) for n in (MEAN, VARIANCE)]
+        olds = [self._followed(node.args[n]) for n in (MEAN, VARIANCE)]
         if attrs.training:
             y, mean, variance = standardised(emit, x, [d for d in range(len(shape)) if d != axis], float(attrs.epsilon))
-            news = self._averages(made, olds, mean, variance, math.prod(shape) // shape[axis])
+            news = self._averages(node, olds, mean, variance, math.prod(shape) // shape[axis])
         else:
             mean, variance = map(along, olds)
             y, news = emit(_scaled(emit, emit(op.subtract(x, mean)), variance, float(attrs.epsilon))), olds
         if attrs.scale:
-            y = emit(op.multiply(y, along(made.args[1])))
+            y = emit(op.multiply(y, along(node.args[1])))
         if attrs.center:
-            y = emit(op.add(y, along(made.args[2])))
+            y = emit(op.add(y, along(node.args[2])))
         return relax.Tuple([y, *news])
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         item = self.visit_expr_post_order(item)
         source = item.tuple_value
-        made = self.lookup_binding(source) if isinstance(source, relax.Var) else source
-        return made.fields[item.index] if isinstance(made, relax.Tuple) else item
+        value = self.lookup_binding(source) if isinstance(source, relax.Var) else source
+        return value.fields[item.index] if isinstance(value, relax.Tuple) else item
 
     def _followed(self, value: Any) -> Any:
         """Resolve a variable through its aliases, up to a running average."""
         while isinstance(value, relax.Var) and value not in self.names:
-            found = self.lookup_binding(value)
-            if not isinstance(found, relax.Var):
+            bound = self.lookup_binding(value)
+            if not isinstance(bound, relax.Var):
                 break
-            value = found
+            value = bound
         return value
 
-    def _averages(self, made: ir.Call, olds: list[Any], mean: Any, variance: Any, count: int) -> list[Any]:
+    def _averages(self, node: ir.Call, olds: list[Any], mean: Any, variance: Any, count: int) -> list[Any]:
         """Compute the updated running averages, and record them by the names of the parameters that they replace."""
         if count < 2:
             raise ArgumentError(
-                f"R.nn.batch_norm of {made.args[0].ty} has one element for each channel: take more rows"
+                f"R.nn.batch_norm of {node.args[0].ty} has one element for each channel: take more rows"
             )
-        emit, share, news = self.builder_.emit, float(made.attrs.momentum), []
+        emit, share, news = self.builder_.emit, float(node.attrs.momentum), []
         for old, new, factor in zip(olds, (mean, variance), (share, share * count / (count - 1)), strict=True):
             if old not in self.names:
                 raise ArgumentError(
@@ -247,19 +247,19 @@ def _scaled(emit: Any, centred: Any, variance: Any, epsilon: float) -> Any:
 
 def with_batch_norm(func: relax.Function, kept: list[str]) -> relax.Function:
     """Replace batch normalization in a function by dense operators; updated running averages are further results."""
-    held: dict[str, Any] = {str(p.name): p for p in func.params if str(p.name) in kept}
-    given = dict(held)
-    mutator = _Normalised(ir.IRModule({"main": func}), held)
+    current: dict[str, Any] = {str(p.name): p for p in func.params if str(p.name) in kept}
+    original = dict(current)
+    mutator = _Normalised(ir.IRModule({"main": func}), current)
     body = mutator.visit_expr(func).body
-    if all(held[name] is given[name] for name in kept):
+    if all(current[name] is original[name] for name in kept):
         return relax.Function(func.params, body, None, func.is_pure, func.attrs)
     builder = relax.BlockBuilder()
     with builder.function("main", list(func.params)):
         with builder.dataflow():
             for binding in (b for block in body.blocks for b in block.bindings):
                 builder.emit_normalized(binding)
-            found = [builder.emit_output(value) for value in (body.body, *(held[name] for name in kept))]
-        builder.emit_func_output(relax.Tuple(found))
+            outputs = [builder.emit_output(value) for value in (body.body, *(current[name] for name in kept))]
+        builder.emit_func_output(relax.Tuple(outputs))
     return builder.get()["main"]
 
 

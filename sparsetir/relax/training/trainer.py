@@ -497,12 +497,12 @@ def _function(model: Any) -> tuple[str, relax.Function]:
     """Return the name of a model's function, and the function."""
     if not isinstance(model, ir.IRModule):
         raise ArgumentTypeError(f"expected an IRModule with a Relax function main, got {type(model).__name__}")
-    found = {str(var.name_hint): f for var, f in model.functions.items() if isinstance(f, relax.Function)}
-    if "main" not in found and len(found) != 1:
-        listed = ", ".join(found) or "none"
+    functions = {str(var.name_hint): f for var, f in model.functions.items() if isinstance(f, relax.Function)}
+    if "main" not in functions and len(functions) != 1:
+        listed = ", ".join(functions) or "none"
         raise ArgumentError(f"expected a module with a function main, or with one Relax function, got {listed}")
-    name = "main" if "main" in found else next(iter(found))
-    return name, found[name]
+    name = "main" if "main" in functions else next(iter(functions))
+    return name, functions[name]
 
 
 def _checked(func: relax.Function, params: Mapping[str, Any], frozen: Sequence[str]) -> dict[str, np.ndarray]:
@@ -523,29 +523,29 @@ def _checked(func: relax.Function, params: Mapping[str, Any], frozen: Sequence[s
 def _trained(func: relax.Function, values: Mapping[str, np.ndarray], frozen: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the trainable values, in the order of the function's parameters."""
     names = [str(param.name) for param in func.params]
-    found = {n: values[n] for n in names if n in values and n not in frozen and values[n].dtype.kind == "f"}
-    if not found:
+    trained = {n: values[n] for n in names if n in values and n not in frozen and values[n].dtype.kind == "f"}
+    if not trained:
         raise ArgumentError("there is nothing to train: params has no array of floats that is not frozen")
-    dtypes = sorted({str(value.dtype) for value in found.values()})
+    dtypes = sorted({str(value.dtype) for value in trained.values()})
     if len(dtypes) > 1 or dtypes[0] not in TRAINED:
         raise ArgumentTypeError(f"parameters are trained in {' or in '.join(TRAINED)}, got {' and '.join(dtypes)}")
-    return found
+    return trained
 
 
 def _array(name: str, value: Any) -> np.ndarray:
-    held = value.data if isinstance(value, Parameter) else value
-    if held is None:
+    array = value.data if isinstance(value, Parameter) else value
+    if array is None:
         raise ArgumentError(f"params has no value for {name}: give the layer a weight first")
-    held = held.numpy() if isinstance(held, tvm.runtime.Tensor) else held
-    return np.array(array_of_numbers(held, f"params[{name!r}]"))
+    array = array.numpy() if isinstance(array, tvm.runtime.Tensor) else array
+    return np.array(array_of_numbers(array, f"params[{name!r}]"))
 
 
-def _check_fits(name: str, value: np.ndarray, found: Any) -> None:
-    shape = found.shape.values if isinstance(found.shape, relax.ShapeExpr) else []
+def _check_fits(name: str, value: np.ndarray, expected: Any) -> None:
+    shape = expected.shape.values if isinstance(expected.shape, relax.ShapeExpr) else []
     if len(shape) != value.ndim or not all(int(a) == b for a, b in zip(shape, value.shape, strict=True) if known([a])):
-        raise ArgumentError(f"params has {name} of shape {value.shape}; the model takes {found}")
-    if str(found.dtype.dtype) != str(value.dtype):
-        raise ArgumentTypeError(f"params has {name} of {value.dtype}; the model takes {found}")
+        raise ArgumentError(f"params has {name} of shape {value.shape}; the model takes {expected}")
+    if str(expected.dtype.dtype) != str(value.dtype):
+        raise ArgumentTypeError(f"params has {name} of {value.dtype}; the model takes {expected}")
 
 
 def _plain(mod: ir.IRModule) -> ir.IRModule:
