@@ -48,9 +48,9 @@ class Choices:
             raw = getattr(self, choice.name)
             value = raw if type(raw) is int else as_index(raw)  # The fast path matters: searches make thousands.
             if not isinstance(value, int):
-                raise ScheduleError(f"{choice.name} must be a whole number, got {shown(raw)}")
+                raise ScheduleError(f"{choice.name}: expected an integer, got {shown(raw)}")
             if not choice.allows(value):
-                raise ScheduleError(f"{choice.name} must be {choice.expected}, got {value}")
+                raise ScheduleError(f"{choice.name}: expected {choice.expected}, got {value}")
             object.__setattr__(self, choice.name, value)
 
     def as_dict(self) -> dict[str, int]:

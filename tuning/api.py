@@ -293,12 +293,12 @@ def check_arguments(
     for name, value, least in (("max_trials", max_trials, 0), ("patience", patience, 1)):
         value = as_index(value)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            description = "a positive integer" if least else "an integer that is not negative"
-            raise ArgumentError(f"{name} must be {description}, got {arguments.shown(value)}")
+            description = "a positive integer" if least else "a non-negative integer"
+            raise ArgumentError(f"{name}: expected {description}, got {arguments.shown(value)}")
     if max_seconds is not None:
         as_seconds(max_seconds, "max_seconds", positive=True)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ArgumentError(f"seed must be an integer that is not negative, got {arguments.shown(seed)}")
+        raise ArgumentError(f"seed: expected a non-negative integer, got {arguments.shown(seed)}")
 
 
 # -------------------------------------------------------------------------------------------- autotune

@@ -292,7 +292,7 @@ def _splits(name: str, extent: int | str, parts: int, policy: str, most: int | N
     if policy not in ("factors", "power2"):
         raise ArgumentError(f"expected one of the policies factors, power2, got {shown_value(policy)}")
     if most is not None and most < 1:
-        raise ArgumentError(f"max_factor must be positive, got {shown_value(most)}")
+        raise ArgumentError(f"max_factor: expected a positive number, got {shown_value(most)}")
     if isinstance(extent, str) and (policy == "factors" or most is None):
         unknown = f"the loop of split {name!r} has {extent} steps, which is known only when the kernel is called"
         alternatives = "policy='power2' with max_factor, candidates such as [(None, 32)]"

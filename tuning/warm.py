@@ -130,7 +130,7 @@ def tasks(ops: Sequence[str], dtypes: Sequence[str], feats: Sequence[int]) -> li
         if wrong is not None or not names:
             raise ArgumentError(f"expected some of the {what} {', '.join(allowed)}, got {wrong or 'none'}")
     if not feats or min(feats) < 1:
-        raise ArgumentError(f"feat must be positive numbers of columns, got {', '.join(map(str, feats)) or 'none'}")
+        raise ArgumentError(f"feat: expected positive numbers of columns, got {', '.join(map(str, feats)) or 'none'}")
     cases = [(op, dtype, f) for op, dtype in product(ops, dtypes) for f in (feats if has_columns(op) else (1,))]
     return [WarmTask(*case, format) for case in dict.fromkeys(cases) for format in FORMATS]
 

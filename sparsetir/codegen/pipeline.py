@@ -74,7 +74,7 @@ def lower(func: Any, stage: int = 3, **sizes: int) -> Any:
         The program breaks a rule of stage I, or `stage` is neither 2 nor 3.
     """
     if not isinstance(stage, int) or stage not in (2, 3):
-        raise VerifyError(f"stage must be 2 or 3, got {shown(stage)}; stage 1 is the function itself")
+        raise VerifyError(f"stage: expected 2 or 3, got {shown(stage)}; stage 1 is the function itself")
     if sizes:
         func = with_sizes(func, sizes)
     mod = to_stage_2(func)

@@ -104,7 +104,7 @@ def _parsed_target(target: Any) -> Any:
     except Exception as error:  # TVM raises several classes
         why = str(error).strip().splitlines()[-1]
         expected = 'an LLVM target such as "llvm" or {"kind": "llvm", "mcpu": "znver4"}'
-        raise ArgumentError(f"target must be {expected}, got {shown(target)}: {why}") from None
+        raise ArgumentError(f"target: expected {expected}, got {shown(target)}: {why}") from None
 
 
 def _check_machine(target: Any) -> None:

@@ -122,7 +122,7 @@ class Band(SinglePieceFormat):
         super().__post_init__()
         for side, number in (("lower", self.lower), ("upper", self.upper)):
             if not is_integer(number) or number < 0:
-                raise ArgumentError(f"{side} of band must be a whole number from 0 on, got {shown(number)}")
+                raise ArgumentError(f"{side} of band: expected a non-negative integer, got {shown(number)}")
 
     @property
     def width(self) -> int:

@@ -280,14 +280,14 @@ def check_idtype(idtype: str | None) -> None:
     """Raise `ArgumentTypeError` unless `idtype` is one that an axis can have."""
     is_name = isinstance(idtype, (str, np.dtype)) and idtype in IDTYPES  # an array is compared element by element
     if idtype is not None and not is_name:
-        raise ArgumentTypeError(f"idtype must be one of {', '.join(IDTYPES)}, got {shown(idtype)}")
+        raise ArgumentTypeError(f"idtype: expected one of {', '.join(IDTYPES)}, got {shown(idtype)}")
 
 
 def check_positive(name: str, **numbers: Any) -> None:
     """Raise `ArgumentError` unless the parameters of format `name` are whole numbers from 1 on."""
     for parameter, number in numbers.items():
         if not is_integer(number) or number < 1:
-            raise ArgumentError(f"{parameter} of {name} must be a whole number from 1 on, got {shown(number)}")
+            raise ArgumentError(f"{parameter} of {name}: expected a positive integer, got {shown(number)}")
 
 
 REGISTRY: dict[str, Callable[..., Format]] = {}

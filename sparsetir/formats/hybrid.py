@@ -92,7 +92,9 @@ class DensePart(TwoPartFormat):
         super().__post_init__()
         is_number = isinstance(self.density, (int, float, np.number)) and not isinstance(self.density, bool)
         if not is_number or not 0 < self.density <= 1:
-            raise ArgumentError(f"density of {self.name} must be above 0 and at most 1, got {self.density!r}")
+            raise ArgumentError(
+                f"density of {self.name}: expected a number above 0 and at most 1, got {self.density!r}"
+            )
 
 
 @register("blocks")

@@ -213,7 +213,7 @@ def open_origin(value: Any, *, check: bool) -> Origin:
         check_numbers(source.values, name)
     for index in source.indices if isinstance(source, Coordinates) else ():
         if np.asarray(index).dtype.kind not in "iu":
-            raise ArgumentTypeError(f"coordinates of {name} must be integers, got {np.asarray(index).dtype}")
+            raise ArgumentTypeError(f"coordinates of {name}: expected integers, got {np.asarray(index).dtype}")
     if not source.shape:
         raise ArgumentError(f"{name} has no dimension, expected at least one")
     if check:

@@ -376,7 +376,7 @@ def check_widths(name: str, widths: Sequence[int]) -> tuple[int, ...]:
     for width in checked:
         check_positive(name, widths=width)
     if not checked or any(a >= b for a, b in pairwise(checked)):
-        raise ArgumentError(f"widths of {name} must be one or more numbers in ascending order, got {checked}")
+        raise ArgumentError(f"widths of {name}: expected one or more numbers in ascending order, got {checked}")
     return tuple(int(width) for width in checked)
 
 

@@ -154,7 +154,7 @@ class RowGroups(TwoPartFormat):
         check_positive(self.name, r=self.r)
         is_number = isinstance(self.padding, (int, float, np.number)) and not isinstance(self.padding, bool)
         if not is_number or not self.padding >= 0:
-            raise ArgumentError(f"padding of {self.name} must be a number from 0 on, got {self.padding!r}")
+            raise ArgumentError(f"padding of {self.name}: expected a non-negative number, got {self.padding!r}")
 
     def estimate(self, pattern: Any) -> Estimate:
         return Estimate(round((1 + self.padding) * pattern.nnz), pieces=2, per_index=self.r)

@@ -300,7 +300,7 @@ def as_numpy(x: Any, name: str) -> tuple[Array, bool]:
 
 def _from_protocol(x: Any, name: str) -> Array:
     """Return an array of an object that numpy knows how to ask for one."""
-    fault = f"{name} must be an array, got {type(x).__name__}"
+    fault = f"{name}: expected an array, got {type(x).__name__}"
     if isinstance(x, (str, PathLike)):
         raise ArgumentTypeError(f"{fault}: pass sparsetir.read(path) for a file")
     if not hasattr(x, "__array__") and not hasattr(x, "__array_interface__"):

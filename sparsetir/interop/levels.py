@@ -193,7 +193,7 @@ def is_sound(level: Level, indptr: Array, indices: Array, *, parent_count: int, 
 
 def _check_integers(array: Array, what: str) -> None:
     if array.dtype.kind not in "iu":
-        raise StructureError(f"{what} must be int32 or int64, got {array.dtype}")
+        raise StructureError(f"{what}: expected int32 or int64, got {array.dtype}")
 
 
 def _check_indptr(indptr: Array, parent_count: int, count: int | None, where: str) -> None:

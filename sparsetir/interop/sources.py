@@ -147,7 +147,7 @@ class Coordinates(Source):
     def check(self, name: str, is_sound: Validator = is_sound) -> None:
         for dim, (index, extent) in enumerate(zip(self.indices, self.shape, strict=True)):
             if index.dtype.kind not in "iu":
-                raise StructureError(f"coordinates of {name} must be int32 or int64, got {index.dtype}")
+                raise StructureError(f"coordinates of {name}: expected int32 or int64, got {index.dtype}")
             if is_one_fiber(UNORDERED, index, extent, is_sound):
                 continue
             entry = first_outside(index, extent)
@@ -246,7 +246,7 @@ class CooTensor:
                 f"a CooTensor of shape {self.shape} needs coords [order, nnz], values [nnz], got {shapes}"
             )
         if self.coords.dtype.kind not in "iu":
-            raise ArgumentTypeError(f"coords of a CooTensor must be integers, got {self.coords.dtype}")
+            raise ArgumentTypeError(f"coords of a CooTensor: expected integers, got {self.coords.dtype}")
 
     @classmethod
     def from_dense(cls, array: Any) -> CooTensor:
@@ -315,11 +315,11 @@ def holds_own_values(value: Any) -> bool:
 def whole_sizes(shape: Any, name: str) -> tuple[int, ...]:
     """Return a shape of integers as one of Python's; refuse sizes that a cast would change."""
     if not isinstance(shape, (Sequence, Iterator, np.ndarray)) or getattr(shape, "ndim", 1) != 1:
-        raise ArgumentTypeError(f"{name} must be integers, got {type(shape).__name__}; pass a tuple")
+        raise ArgumentTypeError(f"{name}: expected integers, got {type(shape).__name__}; pass a tuple")
     sizes = tuple(as_index(n) for n in shape)
     wrong = [n for n in sizes if type(n) is not int]
     if wrong:
-        raise ArgumentTypeError(f"{name} must be integers, got {wrong[0]!r} in {sizes}")
+        raise ArgumentTypeError(f"{name}: expected integers, got {wrong[0]!r} in {sizes}")
     return sizes
 
 
@@ -331,7 +331,7 @@ def open_source(value: Any, name: str) -> Source:
         return value.as_source()
     if not is_sparse(value):
         expected = "a scipy.sparse array, a torch sparse tensor, or an object with coords, values and shape"
-        raise ArgumentTypeError(f"{name} must be {expected}, got {type(value).__name__}")
+        raise ArgumentTypeError(f"{name}: expected {expected}, got {type(value).__name__}")
     if is_torch(value):
         return _open_torch(value, name)
     values = _listed_values(value)
@@ -413,12 +413,12 @@ def check_parts(value: Any, name: str) -> None:
         places = {part: getattr(value, part) for part in parts}
     for part, array in (*places.items(), ("data", value.data)):
         if not isinstance(array, np.ndarray):
-            raise StructureError(f"{part} of {name} must be an array, got {type(array).__name__}")
+            raise StructureError(f"{part} of {name}: expected an array, got {type(array).__name__}")
     for part, array in places.items():
         if array.ndim != 1:
             raise StructureError(f"{part} of {name} has shape {array.shape}, expected one dimension")
         if array.dtype.kind not in "iu":
-            raise StructureError(f"{part} of {name} must be int32 or int64, got {array.dtype}")
+            raise StructureError(f"{part} of {name}: expected int32 or int64, got {array.dtype}")
     _check_data(value, name)
 
 

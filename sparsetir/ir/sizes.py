@@ -153,10 +153,10 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
         if name not in parameters:
             raise ArgumentError(f"no size is called {name!r}; there are: {', '.join(parameters)}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ArgumentError(f"{name} must be a whole number from 0 on, got {shown(value)}")
+            raise ArgumentError(f"{name}: expected a non-negative integer, got {shown(value)}")
         most = LARGEST_INT32 if str(parameters[name].ty.dtype) == "int32" else (1 << 63) - 1
         if value > most:
-            raise ArgumentError(f"{name} must be at most {most}, got {shown(value)}")
+            raise ArgumentError(f"{name}: expected at most {most}, got {shown(value)}")
     return func.specialize({parameters[name]: value for name, value in values.items()}) if values else func
 
 

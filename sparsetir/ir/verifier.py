@@ -212,7 +212,7 @@ STAGE_3: list[tuple[str, Rule]] = [
 def check(func: tirx.PrimFunc, *, stage: int = 1) -> Iterator[Problem]:
     """Yield the problems of one function, rule by rule; none for a sound one."""
     if not isinstance(stage, int) or stage not in (1, 2, 3):
-        raise VerifyError(f"stage must be 1, 2 or 3, got {shown(stage)}")
+        raise VerifyError(f"stage: expected 1, 2 or 3, got {shown(stage)}")
     subject = rules.facts_of(func) if stage == 1 else func
     for name, rule in (STAGE_1, STAGE_2, STAGE_3)[stage - 1]:
         for problem in rule(subject):

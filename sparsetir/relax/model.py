@@ -240,7 +240,7 @@ def to_tvm(value: Any, name: str) -> tvm.runtime.Tensor:
             raise ArgumentTypeError(f"{name}: expected real numbers of up to 64 bits, got {array.dtype}. Convert them.")
         return _from_numpy(array)
     expected = "a torch tensor, a numpy array or a TVM tensor"
-    raise ArgumentTypeError(f"{name} must be {expected}, got {type(value).__name__}")
+    raise ArgumentTypeError(f"{name}: expected {expected}, got {type(value).__name__}")
 
 
 def _from_torch(tensor: Any, name: str) -> tvm.runtime.Tensor:

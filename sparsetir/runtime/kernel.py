@@ -365,7 +365,7 @@ class Kernel(Saved):
                     c_1[...] = ...
         """
         if type(stage) is not int or stage not in (1, 2, 3):
-            raise VerifyError(f"stage must be 1, 2 or 3, got {shown(stage)}; source() shows machine code")
+            raise VerifyError(f"stage: expected 1, 2 or 3, got {shown(stage)}; source() shows machine code")
         func, outline = with_sizes(self.func, sizes), as_flag(outline, "outline")
         if stage > 1:
             func = (self.compiled.of(func) if sizes else self.compiled).stage(stage)

@@ -415,11 +415,11 @@ class Signature:
         """Raise unless a value can be that of a scalar parameter."""
         param = self.by_name[name]
         if isinstance(value, bool) or not isinstance(value, (int, np.integer, float, np.floating)):
-            raise ArgumentTypeError(f"{param.name} must be a number ({param.dtype}), got {type(value).__name__}")
+            raise ArgumentTypeError(f"{param.name}: expected a number ({param.dtype}), got {type(value).__name__}")
         if not param.dtype.startswith(("int", "uint")):
             return
         if not is_integer(value):
-            raise ArgumentTypeError(f"{param.name} must be an integer, got {value!r}")
+            raise ArgumentTypeError(f"{param.name}: expected an integer, got {value!r}")
         if param.dtype == "int32" and abs(int(value)) > LARGEST_INT32:
             raise ArgumentError(f"{param.name} = {value} does not fit int32; write the program with T.int64 sizes")
         bounds = np.iinfo(param.dtype)

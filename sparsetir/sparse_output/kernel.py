@@ -719,7 +719,7 @@ class SparseOutputKernel(Saved):
     def script(self, stage: int = 1) -> str:
         """Return the program's text: 1 as written, 2 its functions, 3 their loops as they are compiled."""
         if type(stage) is not int or stage not in (1, 2, 3):
-            raise VerifyError(f"stage must be 1, 2 or 3, got {shown(stage)}")
+            raise VerifyError(f"stage: expected 1, 2 or 3, got {shown(stage)}")
         return script(self.func) if stage == 1 else str(self.compiled.stage(stage).script())
 
     def source(self, kind: str = "ll") -> str:

@@ -245,9 +245,9 @@ def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
     if op not in DENSE:
         raise ArgumentError(f"expected one of the operations {', '.join(DENSE)}, got {shown(op)}")
     if seed < 0:
-        raise ArgumentError(f"seed must be an integer that is not negative, got {seed}")
+        raise ArgumentError(f"seed: expected a non-negative integer, got {seed}")
     if feat < 1:
-        raise ArgumentError(f"feat must be a positive number of columns, got {feat}")
+        raise ArgumentError(f"feat: expected a positive number of columns, got {feat}")
     rank, shape = (3 if op == "mttkrp" else 2), tuple(sparse.shape)
     if len(shape) != rank:
         sizes = " x ".join(map(str, shape))

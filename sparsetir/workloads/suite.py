@@ -321,7 +321,7 @@ def generate(name: str, size: str | int = "small", *, seed: int = 0) -> Any:
     if isinstance(size, str) and size not in SIZES:
         raise ArgumentError(f"expected one of the sizes {', '.join(SIZES)}, got {shown(size)}")
     if seed < 0:
-        raise ArgumentError(f"seed must be an integer that is not negative, got {seed}")
+        raise ArgumentError(f"seed: expected a non-negative integer, got {seed}")
     # The name is part of the seed: families drawn alike must not share their random numbers.
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return (MATRICES | TENSORS)[name](rng, SIZES[size] if isinstance(size, str) else size)
@@ -424,7 +424,7 @@ def draw_program(seed: int, dtype: str = "float32") -> Drawn:
     'def drawn_0'
     """
     if seed < 0:
-        raise ArgumentError(f"seed must be an integer that is not negative, got {seed}")
+        raise ArgumentError(f"seed: expected a non-negative integer, got {seed}")
     rng = np.random.default_rng(seed)
     kind = list(RESULTS)[int(rng.integers(len(RESULTS)))]
     result_axes, kinds, needed = RESULTS[kind]

@@ -516,7 +516,7 @@ def test_seeds_and_sizes_of_the_suite() -> None:
     assert not np.array_equal(uniform("small", seed=1).indices[:99], uniform("small", seed=2).indices[:99])
     with pytest.raises(ArgumentError, match="sizes small, medium, large, got 'huge'"):
         uniform("huge")
-    with pytest.raises(ArgumentError, match="not negative, got -1"):
+    with pytest.raises(ArgumentError, match="non-negative integer, got -1"):
         uniform(seed=-1)
 
 

@@ -286,7 +286,7 @@ def test_numpy_s_numbers_everywhere_else() -> None:
     sparsetir.set_num_threads(whole(sparsetir.get_num_threads()))
     assert sparsetir.build(ops.spmm(), expected_calls=whole(1000)).expected_calls == 1000
     for value in ("x", 2.5):
-        with pytest.raises(ScheduleError, match=f"tile must be a whole number, got {value!r}"):
+        with pytest.raises(ScheduleError, match=f"tile: expected an integer, got {value!r}"):
             Choices(tile=value)  # type: ignore[arg-type]
 
 

@@ -154,7 +154,7 @@ BAD = {
     ),
     "float.npz": (
         npz_of(coords=[[0.5]], values=[1.0], shape=[2]),
-        "coords of a CooTensor must be integers, got float64",
+        "coords of a CooTensor: expected integers, got float64",
     ),
     "sizes.npz": (npz_of(coords=[[0]], values=[1.0, 2.0], shape=[2]), "needs coords .* got coords of shape"),
     "empty.smtx": ("", "line 1: expected \"rows, columns, nnz\", got ''"),

@@ -570,7 +570,7 @@ def test_coo_tensor():
         ArgumentError, match=r"needs coords \[order, nnz\], values \[nnz\], got coords of shape \(1, 1\)"
     ):
         CooTensor([[0]], np.ones(1), (2, 2))
-    with pytest.raises(ArgumentTypeError, match="must be integers, got float64"):
+    with pytest.raises(ArgumentTypeError, match=": expected integers, got float64"):
         CooTensor([[0.5]], np.ones(1), (2,))
 
 
@@ -696,7 +696,7 @@ def test_wrong_dtype():
 
 
 def test_wrong_class():
-    expected = "A must be a scipy.sparse array, a torch sparse tensor, or an object with .* and shape, got ndarray"
+    expected = "A: expected a scipy.sparse array, a torch sparse tensor, or an object with .* and shape, got ndarray"
     refused(ArgumentTypeError, expected, np.eye(2), matrix_formats()["csr"])
 
 
@@ -767,8 +767,8 @@ def ragged(rows: np.ndarray) -> np.ndarray:
         (damaged("bsr", data=lambda a: a[:, :1].repeat(3, 1)), r"blocks of shape \(3, 4\), which do not divide"),
         (damaged("bsr", data=lambda a: a[:0]), "has 0 values but 1 indices"),
         (damaged("csr", data=lambda a: a[:, None]), r"data of .* has shape \(16, 1\), expected one dimension"),
-        (damaged("csr", indices=lambda a: a.astype(float)), "indices of .* must be int32 or int64, got float64"),
-        (damaged("csr", indices=lambda a: a.tolist()), "indices of .* must be an array, got list"),
+        (damaged("csr", indices=lambda a: a.astype(float)), "indices of .*: expected int32 or int64, got float64"),
+        (damaged("csr", indices=lambda a: a.tolist()), "indices of .*: expected an array, got list"),
         (damaged("csc", indptr=lambda a: a[:3]), r"has shape \(3,\), expected length 5"),
         (damaged("csc", indptr=lambda a: a[:0]), r"has shape \(0,\), expected length 5"),
         (damaged("csc", indptr=lambda a: a[::-1].copy()), "starts at 16, expected 0"),
@@ -777,7 +777,7 @@ def ragged(rows: np.ndarray) -> np.ndarray:
         (damaged("csc", indices=lambda a: a - 10**6), r"expected one of \[0, 4\)"),
         (damaged("coo", coords=lambda c: (c[0], c[1][:3])), "needs coords"),
         (damaged("coo", coords=lambda c: (c[0] + 10**6, c[1])), "has coordinate 1000000 in dimension 0"),
-        (damaged("coo", coords=lambda c: (c[0] + 0.5, c[1])), "must be int32 or int64, got float64"),
+        (damaged("coo", coords=lambda c: (c[0] + 0.5, c[1])), ": expected int32 or int64, got float64"),
         (damaged("coo", data=lambda a: a[:, None]), "expected one dimension"),
         (damaged("dia", data=lambda a: a[0]), "expected a row for each of the 7 offsets"),
         (damaged("dia", offsets=lambda a: a[:2]), "expected a row for each of the 2 offsets"),
@@ -962,9 +962,9 @@ def test_broken_arrays(level, indptr, indices, match):
 def test_broken_ragged_and_float_arrays():
     with pytest.raises(StructureError, match="ends at 3 but there are 5 stored entries"):
         judge(Level("J", "dense_variable", 0), [0, 1, 2, 3], None, count=5)
-    with pytest.raises(StructureError, match="indptr of axis J of A must be int32 or int64, got float64"):
+    with pytest.raises(StructureError, match="indptr of axis J of A: expected int32 or int64, got float64"):
         judge(VARIABLE, [0, 1, 2, 3], [0, 1, 2], dtype=np.float64)
-    with pytest.raises(StructureError, match="indices of axis J of A must be int32 or int64, got float32"):
+    with pytest.raises(StructureError, match="indices of axis J of A: expected int32 or int64, got float32"):
         judge(FIXED, None, [0, 1, 2, 3, 0, 1], dtype=np.float32)
 
 
@@ -1089,7 +1089,7 @@ class SimpleArray:
 
 
 def test_dense_refusals():
-    with pytest.raises(ArgumentTypeError, match=r"B must be an array, got list: pass numpy.asarray of it"):
+    with pytest.raises(ArgumentTypeError, match=r"B: expected an array, got list: pass numpy.asarray of it"):
         aligned_contiguous([1.0], name="B")
     with pytest.raises(ArgumentTypeError, match=r"B is sparse \(csr_array\) but the kernel takes it dense"):
         aligned_contiguous(sp.csr_array(np.eye(2)), name="B")
@@ -1176,9 +1176,9 @@ def test_lists_of_rows_hold_each_once_unless_the_axis_says_so(is_sorted: bool) -
 @pytest.mark.parametrize("shape", [(3.5, 3), (3.0, 3), (True, 3), ("3", 3), (None, 3)])
 def test_sizes_that_are_no_integers_are_refused(shape):
     coords, values = np.array([[0], [0]]), np.array([1.0])
-    with pytest.raises(ArgumentTypeError, match="must be integers, got"):
+    with pytest.raises(ArgumentTypeError, match=": expected integers, got"):
         sparsetir.CooTensor(coords, values, shape)
-    with pytest.raises(ArgumentTypeError, match="must be integers, got"):
+    with pytest.raises(ArgumentTypeError, match=": expected integers, got"):
         sparsetir.SparseTensor.from_coo(coords, values, shape)
     eye = sparsetir.SparseTensor.from_dense(np.eye(3))
     descriptor = {**eye.__binsparse_descriptor__()}

@@ -380,7 +380,7 @@ def test_a_problem_names_its_line() -> None:
 def test_what_can_be_verified() -> None:
     with pytest.raises(VerifyError, match=r"expected a tirx.PrimFunc or an IRModule, got str"):
         verify("spmm")
-    with pytest.raises(VerifyError, match=r"stage must be 1, 2 or 3, got 4"):
+    with pytest.raises(VerifyError, match=r"stage: expected 1, 2 or 3, got 4"):
         verify(legal, stage=4)
 
 

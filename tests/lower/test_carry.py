@@ -289,7 +289,7 @@ def test_refusals_say_why() -> None:
 
 
 def test_the_choice_is_checked() -> None:
-    with pytest.raises(ScheduleError, match="carry must be 0 or 1, got 2"):
+    with pytest.raises(ScheduleError, match="carry: expected 0 or 1, got 2"):
         Choices(carry=2)
 
 

@@ -278,7 +278,7 @@ def test_no_mark_is_left() -> None:
 
 @pytest.mark.parametrize("panel", [-1, 3, 48])
 def test_panels_are_powers_of_two(panel: int) -> None:
-    with pytest.raises(ScheduleError, match="panel must be 0 or a power of two"):
+    with pytest.raises(ScheduleError, match="panel: expected 0 or a power of two"):
         Choices(panel=panel)
 
 

@@ -588,28 +588,28 @@ def test_decomposed_programs(name: str) -> None:
 
 # ---------------------------------------------------------------------------------------------- errors
 
-ASCENDING = "must be one or more numbers in ascending order"
+ASCENDING = "expected one or more numbers in ascending order"
 WRONG = [
-    ("sell", {"C": 0}, "C of sell must be a whole number from 1 on, got 0"),
-    ("sell", {"sigma": 2.5}, "sigma of sell must be a whole number from 1 on, got 2.5"),
-    ("narrow_sell", {"C": 0}, "C of narrow_sell must be a whole number from 1 on, got 0"),
-    ("padded_csr", {"t": -1}, "t of padded_csr must be a whole number from 1 on, got -1"),
-    ("sr_bcrs", {"t": 8, "g": True}, "g of sr_bcrs must be a whole number from 1 on, got True"),
-    ("band", {"lower": -1}, "lower of band must be a whole number from 0 on, got -1"),
-    ("band", {"upper": "2"}, "upper of band must be a whole number from 0 on, got '2'"),
+    ("sell", {"C": 0}, "C of sell: expected a positive integer, got 0"),
+    ("sell", {"sigma": 2.5}, "sigma of sell: expected a positive integer, got 2.5"),
+    ("narrow_sell", {"C": 0}, "C of narrow_sell: expected a positive integer, got 0"),
+    ("padded_csr", {"t": -1}, "t of padded_csr: expected a positive integer, got -1"),
+    ("sr_bcrs", {"t": 8, "g": True}, "g of sr_bcrs: expected a positive integer, got True"),
+    ("band", {"lower": -1}, "lower of band: expected a non-negative integer, got -1"),
+    ("band", {"upper": "2"}, "upper of band: expected a non-negative integer, got '2'"),
     ("nm", {"n": 5, "m": 4}, "nm keeps n of m columns, got n=5 and m=4: pass n up to m"),
-    ("columns", {"c": 0}, "c of columns must be a whole number from 1 on, got 0"),
-    ("rows", {"p": 0}, "p of rows must be a whole number from 1 on, got 0"),
-    ("buckets", {"widths": (1, 0)}, "widths of buckets must be a whole number from 1 on, got 0"),
-    ("buckets", {"widths": (4, 2)}, rf"widths of buckets {ASCENDING}, got \(4, 2\)"),
-    ("buckets", {"widths": ()}, rf"widths of buckets {ASCENDING}, got \(\)"),
-    ("hyb", {"c": -2}, "c of hyb must be a whole number from 1 on, got -2"),
-    ("hyb", {"widths": (2, 2)}, rf"widths of hyb {ASCENDING}, got \(2, 2\)"),
-    ("blocks", {"r": 0}, "r of blocks must be a whole number from 1 on, got 0"),
-    ("blocks", {"density": 0}, "density of blocks must be above 0 and at most 1, got 0"),
-    ("dia_rest", {"density": 1.5}, "density of dia_rest must be above 0 and at most 1, got 1.5"),
-    ("dense_rows", {"density": "all"}, "density of dense_rows must be above 0 and at most 1, got 'all'"),
-    ("ell_rest", {"width": 0}, "width of ell_rest must be a whole number from 1 on, got 0"),
+    ("columns", {"c": 0}, "c of columns: expected a positive integer, got 0"),
+    ("rows", {"p": 0}, "p of rows: expected a positive integer, got 0"),
+    ("buckets", {"widths": (1, 0)}, "widths of buckets: expected a positive integer, got 0"),
+    ("buckets", {"widths": (4, 2)}, rf"widths of buckets: {ASCENDING}, got \(4, 2\)"),
+    ("buckets", {"widths": ()}, rf"widths of buckets: {ASCENDING}, got \(\)"),
+    ("hyb", {"c": -2}, "c of hyb: expected a positive integer, got -2"),
+    ("hyb", {"widths": (2, 2)}, rf"widths of hyb: {ASCENDING}, got \(2, 2\)"),
+    ("blocks", {"r": 0}, "r of blocks: expected a positive integer, got 0"),
+    ("blocks", {"density": 0}, "density of blocks: expected a number above 0 and at most 1, got 0"),
+    ("dia_rest", {"density": 1.5}, "density of dia_rest: expected a number above 0 and at most 1, got 1.5"),
+    ("dense_rows", {"density": "all"}, "density of dense_rows: expected a number above 0 and at most 1, got 'all'"),
+    ("ell_rest", {"width": 0}, "width of ell_rest: expected a positive integer, got 0"),
 ]
 
 
@@ -621,7 +621,7 @@ def test_wrong_parameters(name: str, parameters: dict[str, Any], message: str) -
 
 @pytest.mark.parametrize("name", ["sell", "dia", "columns", "buckets", "hyb", "blocks"])
 def test_wrong_index_types(name: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="idtype must be one of int32, int64, got 'int8'"):
+    with pytest.raises(ArgumentTypeError, match="idtype: expected one of int32, int64, got 'int8'"):
         make(name, idtype="int8")
 
 

@@ -174,9 +174,9 @@ def test_proposed_only_where_similar_rows_are_no_neighbours() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"r": 0}, "r of row_groups must be a whole number from 1 on, got 0"),
-        ({"padding": -1}, "padding of row_groups must be a number from 0 on, got -1"),
-        ({"padding": "much"}, "padding of row_groups must be a number from 0 on, got 'much'"),
+        ({"r": 0}, "r of row_groups: expected a positive integer, got 0"),
+        ({"padding": -1}, "padding of row_groups: expected a non-negative number, got -1"),
+        ({"padding": "much"}, "padding of row_groups: expected a non-negative number, got 'much'"),
     ],
 )
 def test_what_is_refused(parameters: dict[str, Any], message: str) -> None:

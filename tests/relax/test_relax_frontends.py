@@ -100,7 +100,7 @@ def test_wrong_arguments_are_named(affine: srelax.CompiledModel) -> None:
         ((x, x[:, :5]), {}, ValueError, r"y has shape \(3, 5\); expected y: float32\[n, 16\]"),
         ((x, x[0]), {}, ValueError, r"y has shape \(16,\); expected"),
         ((x, x[:2]), {}, ValueError, r"y.shape\[0\] is 2 but x.shape\[0\] is 3: they are one size, n"),
-        ((x, [1.0]), {}, TypeError, "y must be a torch tensor, a numpy array or a TVM tensor, got list"),
+        ((x, [1.0]), {}, TypeError, "y: expected a torch tensor, a numpy array or a TVM tensor, got list"),
     ):
         with pytest.raises(kind, match=message):
             affine(*args, **named)

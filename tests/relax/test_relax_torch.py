@@ -124,7 +124,7 @@ def test_products_keep_their_dtype(dtype: Any) -> None:
         (lambda x: x.to_sparse(), ArgumentTypeError, "x is sparse .* pass x.to_dense"),
         (lambda x: x.to("meta"), ArgumentTypeError, "x is on meta; models run on the cpu"),
         (lambda x: x.clone().requires_grad_(), ArgumentTypeError, "x requires grad, .* pass x.detach"),
-        (lambda x: 3, ArgumentTypeError, "x must be a torch tensor, .* got int"),
+        (lambda x: 3, ArgumentTypeError, "x: expected a torch tensor, .* got int"),
     ],
 )
 def test_wrong_tensors_are_named(compiled: srelax.CompiledModel, change: Any, kind: Any, message: str) -> None:

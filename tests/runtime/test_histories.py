@@ -168,7 +168,7 @@ def test_bound_decomposed_kernels_with_sparse_results() -> None:
         np.testing.assert_array_equal(out.toarray(), want)
         np.testing.assert_array_equal(bound(X=X, Y=Y, m=2).toarray(), want)
     refused(ArgumentError, r"m is 2 from S.shape\[0\] but 5 from the argument", bound, X=X, Y=Y, m=5)
-    refused(ArgumentTypeError, "m must be a number", bound, X=X, Y=Y, m=True)
+    refused(ArgumentTypeError, "m: expected a number", bound, X=X, Y=Y, m=True)
     refused(ArgumentError, "O and S share axes", bound, X=X, Y=Y, O=csr([0, 1, 2]))
     short = S.copy()
     short.data = short.data[:2]
@@ -370,7 +370,7 @@ def test_messages_of_calls() -> None:
         with pytest.raises(ArgumentTypeError, match=r"by name, as in kernel\(A=..., B=...\), got 2 without names"):
             call(A, B)
     assert "with nothing fixed" in repr(kernel.bind())
-    refused(ArgumentTypeError, r"A must be an array, got str: pass sparsetir.read\(path\)", A="m.npz", B=B)
+    refused(ArgumentTypeError, r"A: expected an array, got str: pass sparsetir.read\(path\)", A="m.npz", B=B)
     refused(ArgumentTypeError, "B has a mask, .* pass B.filled", A=A, B=np.ma.masked_array(B, B > 2))
     refused(ArgumentTypeError, "B is dense in this kernel, got a sparse csr_array: pass a dense array", A=A, B=A)
     refused(ArgumentTypeError, r"a belongs to A, which is fixed by bind: .* bind\(indptr=..., indices=...\)", bound,
@@ -380,7 +380,7 @@ def test_messages_of_calls() -> None:
             a=A.data[:2], indptr=A.indptr, indices=A.indices, B=B)  # fmt: skip
     refused(ArgumentTypeError, 'indptr holds int64 but the kernel reads it as int32: .* idtype=\'int64\'',
             a=A.data, indptr=A.indptr.astype(np.int64), indices=A.indices, B=B)  # fmt: skip
-    refused(ArgumentTypeError, "m must be a number", A=A, B=B, m=True)
+    refused(ArgumentTypeError, "m: expected a number", A=A, B=B, m=True)
     out = np.broadcast_to(np.zeros(1, np.float32), (2, 2))
     refused(ArgumentError, "read-only", A=A, B=B, C=out)
     vector = sp.coo_array((np.ones(1, np.float32), (np.array([2]),)), shape=(3,))

@@ -244,7 +244,7 @@ def test_lanes_leave_vectors() -> None:
 
 @pytest.mark.parametrize("lanes", [-4, 1, 3, 128])
 def test_lanes_are_powers_of_two(lanes: int) -> None:
-    with pytest.raises(ScheduleError, match=f"lanes must be 0 or a power of two from 2 to 64, got {lanes}"):
+    with pytest.raises(ScheduleError, match=f"lanes: expected 0 or a power of two from 2 to 64, got {lanes}"):
         Choices(lanes=lanes)
 
 

@@ -302,9 +302,9 @@ def test_a_program_that_stores_nothing() -> None:
 
 
 def test_targets() -> None:
-    with pytest.raises(ArgumentError, match=r"target must be an LLVM target such as .*, got 'foo': Target"):
+    with pytest.raises(ArgumentError, match=r"target: expected an LLVM target such as .*, got 'foo': Target"):
         sparsetir.build(ops.spmv(), "foo")
-    with pytest.raises(ArgumentError, match=r"target must be an LLVM target .*, got 3"):
+    with pytest.raises(ArgumentError, match=r"target: expected an LLVM target .*, got 3"):
         sparsetir.build(ops.spmv(), 3)  # type: ignore[arg-type]
     other = "riscv64-linux-gnu"
     with pytest.raises(ArgumentError, match=r"the target is for riscv64, this machine is \w+, and a kernel runs where"):
@@ -342,7 +342,7 @@ def test_a_keyword_that_a_constructor_does_not_have(name: str) -> None:
 
 
 def test_other_wrong_arguments_of_a_constructor() -> None:
-    with pytest.raises(ScheduleError, match="tile must be"):
+    with pytest.raises(ScheduleError, match="tile: expected an integer"):
         sparsetir.Choices(tile="many")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="positional"):
         sparsetir.Accumulators(*range(9))  # type: ignore[call-arg, arg-type]

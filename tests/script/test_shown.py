@@ -160,9 +160,9 @@ def test_an_outline_has_loops_and_stores_only(kernel: Any) -> None:
 def test_sizes_that_a_program_does_not_have(kernel: Any) -> None:
     with pytest.raises(ArgumentError, match=r"no size is called 'fat'; there are: m, n, nnz, feat"):
         kernel.script(stage=3, fat=3)
-    with pytest.raises(ArgumentError, match=r"feat must be a whole number from 0 on, got -1"):
+    with pytest.raises(ArgumentError, match=r"feat: expected a non-negative integer, got -1"):
         lower(ops.spmm(), feat=-1)
-    with pytest.raises(VerifyError, match=r"stage must be 1, 2 or 3, got 4"):
+    with pytest.raises(VerifyError, match=r"stage: expected 1, 2 or 3, got 4"):
         kernel.script(4)
 
 

@@ -231,7 +231,7 @@ def test_a_computed_pattern_cannot_be_passed() -> None:
         kernel(A=A)
     with pytest.raises(ArgumentTypeError, match=r"its schedule is a sparsetir.Accumulators, got Choices"):
         sparsetir.build(sparsetir.ops.spgemm(), schedule=sparsetir.Choices())
-    with pytest.raises(VerifyError, match="stage must be 1, 2 or 3"):
+    with pytest.raises(VerifyError, match="stage: expected 1, 2 or 3"):
         kernel.script(4)
 
 

@@ -68,7 +68,7 @@ def test_drawn_programs_differ() -> None:
     texts = {suite.draw_program(seed).text.partition("\n")[2].partition(")")[2] for seed in range(30)}
     assert len(texts) > 20
     assert {suite.draw_program(seed).has_feat for seed in range(30)} == {True, False}
-    with pytest.raises(ArgumentError, match="not negative, got -1"):
+    with pytest.raises(ArgumentError, match="non-negative integer, got -1"):
         suite.draw_program(-1)
 
 

@@ -338,7 +338,7 @@ def answered(value: Any) -> Future[Any]:
 
 def test_what_is_no_executor(threads: Executor) -> None:
     inputs = arguments()
-    with pytest.raises(ArgumentTypeError, match=r"executor must be a concurrent\.futures\.Executor, .* got int"):
+    with pytest.raises(ArgumentTypeError, match=r"executor: expected a concurrent\.futures\.Executor, .* got int"):
         tune_sparse(ops.spmm(), inputs, executor=2)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="machines is 'same' or 'each', got 'all'"):
         tune_sparse(ops.spmm(), inputs, executor=threads, machines="all")

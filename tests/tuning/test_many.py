@@ -216,7 +216,7 @@ def test_more_tasks_than_have_workers() -> None:
         ([task(3, calls=float("inf"))], {}, "expected_calls of task 0: expected a positive number, got inf"),
         ([task(3)], {"seconds": 0}, "seconds: expected a positive, finite number of seconds, got 0"),
         ([task(3)], {"seconds": "1"}, "seconds: expected a positive, finite number of seconds, got '1'"),
-        ([task(3)], {"patience": 0}, "patience must be a positive integer, got 0"),
+        ([task(3)], {"patience": 0}, "patience: expected a positive integer, got 0"),
         ([task(3)], {"policy": "best"}, "policy is one of gain, equal, got 'best'"),
         ([(ops.spmm(), [matrix(3), B])], {}, "inputs must name the arguments"),
         ([task(3)], {"machines": "each"}, "is about the workers of an executor"),

@@ -229,7 +229,7 @@ def test_the_list_says_what_is_there(folder: Path, capsys: pytest.CaptureFixture
     [
         ((["mttkrp"], ["float32"], [8]), "expected some of the operations spmm, spmv, sddmm, got mttkrp"),
         ((["spmm"], ["float16"], [8]), "expected some of the dtypes float32, float64, got float16"),
-        ((["spmm"], ["float32"], [0]), "feat must be positive numbers of columns, got 0"),
+        ((["spmm"], ["float32"], [0]), "feat: expected positive numbers of columns, got 0"),
         (([], ["float32"], [8]), "expected some of the operations spmm, spmv, sddmm, got none"),
     ],
 )

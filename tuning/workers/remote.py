@@ -727,7 +727,7 @@ def check_executor(executor: Any, machines: str) -> None:
     if not callable(getattr(executor, "submit", None)):
         wanted = "a concurrent.futures.Executor, such as ProcessPoolExecutor(2) or dask's Client.get_executor()"
         hint = ", which is its get_executor()" if package_of(executor) == "distributed" else ""
-        raise ArgumentTypeError(f"executor must be {wanted}, got {type(executor).__name__}{hint}")
+        raise ArgumentTypeError(f"executor: expected {wanted}, got {type(executor).__name__}{hint}")
 
 
 # Executors that a command line names: processes of this machine, or the workers of a dask scheduler.
