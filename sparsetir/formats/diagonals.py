@@ -100,7 +100,7 @@ class Band(SinglePieceFormat):
     Raises
     ------
     ArgumentError
-        When a number is negative or no whole number.
+        When a number is negative or not an integer.
     StructureError
         `packed`: when an entry lies outside the band.
 

@@ -284,7 +284,7 @@ def check_idtype(idtype: str | None) -> None:
 
 
 def check_positive(name: str, **numbers: Any) -> None:
-    """Raise `ArgumentError` unless the parameters of format `name` are whole numbers from 1 on."""
+    """Raise `ArgumentError` unless the parameters of format `name` are positive integers."""
     for parameter, number in numbers.items():
         if not is_integer(number) or number < 1:
             raise ArgumentError(f"{parameter} of {name}: expected a positive integer, got {shown(number)}")

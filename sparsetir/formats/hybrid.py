@@ -116,7 +116,7 @@ class BlocksAndRest(DensePart):
     Raises
     ------
     ArgumentError
-        When r or c is no whole number from 1 on, or density is outside (0, 1].
+        When r or c is not a positive integer, or density is outside (0, 1].
 
     Examples
     --------
@@ -238,7 +238,7 @@ class HDIA(DensePart):
     Raises
     ------
     ArgumentError
-        When C is no whole number from 1 on, or density is outside (0, 1].
+        When C is not a positive integer, or density is outside (0, 1].
 
     Notes
     -----
@@ -302,7 +302,7 @@ class EllRest(TwoPartFormat):
     Raises
     ------
     ArgumentError
-        When the width is no whole number from 1 on.
+        When the width is not a positive integer.
 
     Examples
     --------

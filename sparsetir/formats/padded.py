@@ -56,7 +56,7 @@ class SELL(SinglePieceFormat):
     Raises
     ------
     ArgumentError
-        When C or sigma is no whole number from 1 on.
+        When C or sigma is not a positive integer.
 
     Notes
     -----
@@ -166,7 +166,7 @@ class PaddedCSR(SinglePieceFormat):
     Raises
     ------
     ArgumentError
-        When t is no whole number from 1 on.
+        When t is not a positive integer.
 
     Examples
     --------
@@ -231,7 +231,7 @@ class SRBCRS(SinglePieceFormat):
     Raises
     ------
     ArgumentError
-        When t or g is no whole number from 1 on.
+        When t or g is not a positive integer.
 
     Notes
     -----
@@ -315,7 +315,7 @@ class NM(SinglePieceFormat):
     Raises
     ------
     ArgumentError
-        When n or m is no whole number from 1 on, or n is greater than m.
+        When n or m is not a positive integer, or n is greater than m.
     StructureError
         `pack`: when a group holds more entries; the message names its row and number.
 
@@ -472,7 +472,7 @@ class NarrowSELL(SELL):
     Raises
     ------
     ArgumentError
-        When C or sigma is no whole number from 1 on.
+        When C or sigma is not a positive integer.
     StructureError
         `packed`: when the rows of a slice reach over more than 65,535 columns together.
 

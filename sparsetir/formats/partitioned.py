@@ -200,7 +200,7 @@ class ColumnRanges(Partition):
     Raises
     ------
     ArgumentError
-        When c is no whole number from 1 on, or no format is called `each`.
+        When c is not a positive integer, or no format is called `each`.
 
     Examples
     --------
@@ -266,7 +266,7 @@ class RowRanges(Partition):
     Raises
     ------
     ArgumentError
-        When p is no whole number from 1 on, or no format is called `each`.
+        When p is not a positive integer, or no format is called `each`.
 
     Examples
     --------
@@ -481,7 +481,7 @@ class Buckets(Format):
     Raises
     ------
     ArgumentError
-        When the widths are no whole numbers from 1 on or not in ascending order.
+        When the widths are not positive integers in ascending order.
 
     Examples
     --------
@@ -543,7 +543,7 @@ class Hyb(Partition):
     Raises
     ------
     ArgumentError
-        When c or a width is no whole number from 1 on, or the widths are not in ascending order.
+        When c or a width is not a positive integer, or the widths are not in ascending order.
 
     Notes
     -----

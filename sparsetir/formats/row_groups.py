@@ -125,7 +125,7 @@ class RowGroups(TwoPartFormat):
     Raises
     ------
     ArgumentError
-        When r is no whole number from 1 on, or padding is negative.
+        When r is not a positive integer, or padding is negative.
 
     Notes
     -----

@@ -139,7 +139,7 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
     Raises
     ------
     ArgumentError
-        There is no such size, or it is no whole number from 0 on.
+        There is no such size, or it is not a non-negative integer.
 
     Examples
     --------

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bound kernels that convert their matrix to other formats, and keep whichever is fastest in calls.
 
-A format is a guess: rules and the cost model say what should be faster, and the calls themselves tell. So a matrix that
-is bound for many calls is converted at the first one (``sparsetir.build(program, expected_calls=...)``), or on a
-background thread once its calls have taken long enough that converting costs less than it may save. Then calls
-alternate between the kernels until each has been timed a few times, and the fastest one makes the others.
+Rules and the cost model predict which format is faster; timed calls decide. A matrix that is bound for many calls is
+converted at the first one (``sparsetir.build(program, expected_calls=...)``), or on a background thread once its calls
+have taken long enough that a conversion costs less than it may save. Calls then alternate between the kernels until
+each has been timed a few times, and the fastest kernel makes all later calls.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 Call: TypeAlias = Callable[..., Any]
 
-SWITCH = "SPARSETIR_CONVERT"  # 0 turns conversions on the background off
-MIN_ENTRIES = 1 << 14  # of a matrix; calls with smaller ones cost less than code for another format
-TRIAL_CALLS = 8  # before a format is looked for without being told how many calls there will be
-TRIAL_SECONDS = 0.2  # that they must have taken: about what compiling and converting takes, so that short uses go on
+SWITCH = "SPARSETIR_CONVERT"  # 0 turns conversions on background threads off
+MIN_ENTRIES = 1 << 14  # of a matrix; code for another format costs more than the calls of a smaller one
+TRIAL_CALLS = 8  # before formats are compared if expected_calls is not set
+TRIAL_SECONDS = 0.2  # of these calls at least: about what compiling and converting take, so that short runs do neither
 SAMPLES, MOST_SAMPLES = 3, 32  # timed calls of each candidate
-BURST = 4  # calls of a candidate that follow one another, of which the first finds its matrix in no cache
-SAMPLED_SECONDS = 1e-3  # that the samples of one candidate should take, where its calls are short
-SHORT_CALL = 20e-6  # seconds: shorter ones are dominated by the call itself, so that an announced format is kept
-TIMED_SHORT = 16  # short calls of which one is timed
-MOST_SHAPES = 64  # of arguments for which the faster kernel is remembered
+BURST = 4  # consecutive calls of a candidate; the first one reads its matrix from memory, not from a cache
+SAMPLED_SECONDS = 1e-3  # that the samples of a candidate with short calls take together
+SHORT_CALL = 20e-6  # seconds; overhead dominates shorter calls, so that a format for expected calls is kept
+TIMED_SHORT = 16  # short calls for each timed one
+MOST_SHAPES = 64  # of arguments whose faster kernel is recorded
 
 
 class Trial:
@@ -96,7 +96,7 @@ class Trial:
         )
 
 
-_spare: list[np.ndarray] = []  # memory of the last copy of an operand, for whichever kernel makes the next
+_spare: list[np.ndarray] = []  # buffer of the last copy of an operand, for the next copy of any kernel
 
 
 class AlignedOperand:
@@ -130,7 +130,7 @@ class AlignedOperand:
         return (trial.best or trial)(*ready)
 
     def _trial(self, operand: np.ndarray) -> tuple[Trial | None, bool]:
-        """Return what decides for operands with so many columns."""
+        """Create the trial for operands with this number of columns; return it, and whether copies have gaps."""
         if len(self.trials) >= MOST_SHAPES:
             return None, False
         called, length = self.on_copies(operand)
@@ -146,14 +146,14 @@ class AlignedOperand:
         shape, columns = (*operand.shape[:-1], length), operand.shape[-1]
         nbytes = math.prod(shape) * operand.itemsize
         try:
-            memory = _spare.pop()  # by one thread only
+            memory = _spare.pop()  # pop() is atomic, so that threads cannot share a buffer
         except IndexError:
             memory = None
         if memory is None or memory.nbytes < nbytes:
             memory = buffers.empty((nbytes,), np.dtype(np.uint8))
         copy = memory[:nbytes].view(operand.dtype).reshape(shape)
         copy[..., :columns] = operand
-        copy[..., columns:] = 0  # subnormal numbers in gaps would be slow
+        copy[..., columns:] = 0  # kernels compute with the gaps, and subnormal numbers would be slow
         passed[self.place] = copy
         try:
             return called(*passed)
@@ -196,11 +196,11 @@ def _least(seconds: list[float]) -> float:
 
 
 class _CountedRun:
-    """A plan that counts its calls, times some of them, and does not fit once there is another format to try."""
+    """A plan that counts and times its calls, until another format is ready for a trial (`PlanMismatch`)."""
 
     def __init__(self, adaptive: Adaptive, run: Run) -> None:
         self.adaptive, self.run = adaptive, run
-        self.each = self.left = 1  # calls for each timed one, and until the next
+        self.each = self.left = 1  # calls for each timed call, and calls until the next timed one
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
         self.left -= 1
@@ -213,13 +213,13 @@ class _CountedRun:
         result = self.run(arguments)
         seconds = time.perf_counter() - start
         self.each = self.left = TIMED_SHORT if seconds < SHORT_CALL else 1
-        # Calls that were not timed were short, whatever delayed this one.
+        # Untimed calls were short; a delay of the timed call says nothing of them.
         adaptive._count(arguments, seconds + (calls - 1) * min(seconds, SHORT_CALL), calls)
         return result
 
 
 class Adaptive:
-    """Decides in which format the calls of a bound kernel are made.
+    """Choice of the format that the calls of a bound kernel use.
 
     Parameters
     ----------
@@ -230,13 +230,13 @@ class Adaptive:
     """
 
     def __init__(self, bound: BoundKernel, matrices: Sequence[str]) -> None:
-        self._bound = weakref.ref(bound)  # which holds this object: memory is freed without the garbage collector
+        self._bound = weakref.ref(bound)  # weak: a cycle would need the garbage collector
         self.kernel, self.matrices = bound.kernel, matrices
         self.announced = bound.kernel.expected_calls
-        self.is_asked = self.announced is None  # for a format, for the calls that were announced
-        self.is_settled = False  # there will be no other format
+        self.is_asked = self.announced is None  # whether formats were compared for the expected calls
+        self.is_settled = False  # True: no other format will be tried
         self.calls, self.seconds = 0, 0.0
-        self.next_calls, self.next_seconds = TRIAL_CALLS, TRIAL_SECONDS  # at which a format is looked for
+        self.next_calls, self.next_seconds = TRIAL_CALLS, TRIAL_SECONDS  # at which formats are compared
         self.converter: threading.Thread | None = None
         self.starting = ForkLock()
         self.others: tuple[Any, ...] = ()  # bound kernels over other formats; one once the first trial is decided
@@ -252,13 +252,13 @@ class Adaptive:
     @property
     def bound(self) -> BoundKernel:
         bound = self._bound()
-        assert bound is not None  # it makes the calls
+        assert bound is not None  # the caller refers to it during a call
         return bound
 
     # ------------------------------------------------------------------ calls
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
-        """Make a call, by one kernel or the other."""
+        """Make a call with one of the kernels."""
         if self.is_settled:
             return self.bound.planned(arguments)
         if self.others:
@@ -270,7 +270,7 @@ class Adaptive:
             return result
         self._count(arguments, time.perf_counter() - start)
         key, run = self.bound.last
-        if run is not None and type(run) is not _CountedRun:  # a call of another kind may have left the last one
+        if run is not None and type(run) is not _CountedRun:  # a call of another kind may have set the last plan
             self.bound.last = key, _CountedRun(self, run)
         return result
 
@@ -279,7 +279,7 @@ class Adaptive:
         self.seconds += seconds
         if self.calls < self.next_calls or self.seconds < self.next_seconds:
             return
-        if self.starting.acquire(blocking=False):  # else another thread starts one
+        if self.starting.acquire(blocking=False):  # otherwise another thread is starting a conversion
             try:
                 if not self._is_converting():
                     self._start_conversion(arguments)
@@ -287,11 +287,11 @@ class Adaptive:
                 self.starting.release()
 
     def _is_converting(self) -> bool:
-        """Return whether a conversion runs, or is done: its thread may have ended in the middle of a call.
+        """Return whether a conversion is running or complete; its thread may end during a call.
 
         A second conversion would replace the checksums of values that are on trial.
         """
-        converter = self.converter  # read first: the other formats are there when it has ended
+        converter = self.converter  # read first: a thread sets `others` before it ends
         return (converter is not None and converter.is_alive()) or bool(self.others) or self.is_settled
 
     def _by_either(self, arguments: dict[str, Any]) -> Any:
@@ -341,10 +341,10 @@ class Adaptive:
                 self._settle()
 
     def _keep(self, key: Any, other: Any) -> None:
-        """Make calls of these shapes by another kernel, and drop those that it won against."""
+        """Make calls of these shapes with another kernel, and drop the slower ones."""
         if len(self.others) > 1:
             self.others = (other,)
-            self.trials.clear()  # of other shapes, which those that are dropped take part in
+            self.trials.clear()  # trials of other shapes include the kernels that were dropped
         self.trials[key] = True
 
     def _by_own(self, **arguments: Any) -> Any:
@@ -357,7 +357,7 @@ class Adaptive:
         return other(**arguments) if is_open else self.bound.planned(arguments)
 
     def _checked(self, key: Any, run: Run | None) -> tuple[Any, Run | None]:
-        """Return a plan of the other kernel that looks for changed values first."""
+        """Return a plan of the other kernel that checks for changed values first."""
         if run is None or not self.checked:
             return key, run
 
@@ -369,9 +369,9 @@ class Adaptive:
         return key, checked
 
     def _has_changed(self) -> bool:
-        """Return whether values are not those that were converted; then the matrix stays as it was passed.
+        """Return whether values changed since their conversion; if so, settle on the matrix as it was passed.
 
-        Another thread may have found it: a call that still has a plan over the other format must not use it.
+        Another thread may have detected a change: a call that still has a plan over the other format must not use it.
         """
         if self.is_settled:
             return True
@@ -382,7 +382,7 @@ class Adaptive:
         return True
 
     def _settle(self) -> None:
-        """Stay with the matrix as it was passed."""
+        """Make all later calls over the matrix as it was passed."""
         self.is_settled, self.others = True, ()
         self.trials.clear()
         self.bound.last = (), None
@@ -395,7 +395,7 @@ class Adaptive:
         return _name(self.other)
 
     def ask(self, arguments: dict[str, Any], seconds: float = math.inf) -> None:
-        """Convert for the calls that were announced, after the first of them, which took so many seconds."""
+        """Compare formats for the expected calls, after the first of them, which took `seconds`."""
         if self.is_asked:
             return
         self.is_asked = True
@@ -404,7 +404,7 @@ class Adaptive:
             timed = None
             if not self.kernel.signature.effects.updated:
                 start = time.perf_counter()
-                bound.planned(arguments)  # again: what is first done once is no measure
+                bound.planned(arguments)  # a second call: the first one includes work that is done only once
                 timed = time.perf_counter() - start
             if timed is None or self._may_pay(calls, timed):
                 self.others = self._converted(bound, bound.fixed, arguments, calls, timed)
@@ -412,11 +412,11 @@ class Adaptive:
         if not self.others:
             self.history.append(f"no other format pays within {self.announced} calls")
             self.is_settled = not self.announced or bool(why_not_counted(bound))
-            # If there are more calls than were announced, a format is looked for as if none had been.
+            # After more calls than expected, formats are compared as if no number had been given.
             self.next_calls, self.announced = 2 * (self.announced or 0), None
 
     def _may_pay(self, calls: float, seconds: float) -> bool:
-        """Return whether so many calls take much longer than looking for a format."""
+        """Return whether so many calls take much longer than the comparison of formats."""
         entries = sum(_entries(self.bound.fixed[name]) for name in self.matrices)
         return heuristics.is_worth_looking(entries, calls, seconds)
 
@@ -433,13 +433,13 @@ class Adaptive:
         return tuple(self.kernel.convert(self.kernel, fixed, arguments, calls=calls, seconds=seconds, plain=plain))
 
     def _start_conversion(self, arguments: Mapping[str, Any]) -> None:
-        """Convert on a thread for as many calls as there were."""
+        """Convert on a background thread, for as many further calls as were made so far."""
         bound = self.bound
         calls, seconds = self.calls, self.seconds / self.calls
         self.next_calls, self.next_seconds = 2 * calls, 2 * self.seconds
         checked = [(array, checksum(array)) for array in self._values() if not is_frozen(array)]
         fixed = dict(bound.fixed)
-        if checked:  # so that no change is half seen
+        if checked:  # a copy, as values may change during the conversion
             fixed |= {name: _copied(fixed[name]) for name in self.matrices}
         operands = {name: _copied(value) for name, value in arguments.items()}
         self.converter = in_background(self._convert, bound, fixed, operands, checked, calls, seconds)

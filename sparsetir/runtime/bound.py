@@ -75,7 +75,7 @@ class Bound(Saved):
 
     @abstractmethod
     def dispatch(self, arguments: dict[str, Any]) -> Any:
-        """Make a call that is not like the last one."""
+        """Make a call whose key differs from that of the last one."""
 
     def compiled_parts(self) -> Iterator[Compiled]:
         yield from self.kernel.compiled_parts()
@@ -97,7 +97,7 @@ class BoundKernel(Bound):
     def __init__(self, kernel: Kernel, arguments: dict[str, Any]) -> None:
         super().__init__(kernel, arguments)
         signature = kernel.signature
-        self.args = Arguments(in_order=True)  # rows in order are read faster, and are put in order once
+        self.args = Arguments(in_order=True)  # rows are sorted once, as sorted rows are read faster
         signature.take(self.args, arguments)
         if self.args.copy_back:
             name = signature.shown(self.args.copy_back[0][1])
@@ -124,7 +124,7 @@ class BoundKernel(Bound):
         return self.planned(arguments) if self.adaptive is None else self.adaptive(arguments)
 
     def explain(self) -> str:
-        """Say which formats were compared for the bound matrix, and which one is kept.
+        """Report which formats were compared for the bound matrix, and which one is kept.
 
         Examples
         --------
@@ -151,7 +151,7 @@ class BoundKernel(Bound):
         return self._first(arguments, call_key)
 
     def _first(self, arguments: dict[str, Any], call_key: CallKey | None) -> Any:
-        """Check everything for a call of a kind not seen yet, or one that does not fit."""
+        """Make a call without a plan, with full validation: its key is new, or its plan does not apply."""
         kernel, signature = self.kernel, self.kernel.signature
         for name in arguments:
             self._check_open(name)
@@ -167,7 +167,7 @@ class BoundKernel(Bound):
         return kernel.results(args, {**self.fixed, **arguments})
 
     def _check_open(self, name: str) -> None:
-        """Raise if an argument is fixed, or an array of one that is."""
+        """Raise if an argument is fixed, or is an array of a fixed one."""
         signature = self.kernel.signature
         storage = signature.storage_name(name)
         bound = self.args.given.get(storage) if storage is not None else None

@@ -40,7 +40,7 @@ from sparsetir.utils import buffers
 from sparsetir.utils.arguments import as_seconds
 from sparsetir.utils.buffers import OutputPool
 
-# How long calls take.
+# Times of calls.
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def measure(call: Callable[[], Any], *, seconds: float = 0.2) -> CallTiming:
     return CallTiming(ordered[len(ordered) // 2], ordered[0], ordered[-1], len(ordered))
 
 
-# What plans of repeated calls are made of: see `sparsetir.runtime.call_plan`.
+# Keys of calls, and the parts of a plan.
 
 
 COMPRESSED = ("csr", "csc", "bsr")
@@ -86,7 +86,7 @@ COMPRESSED_TORCH = {
     "torch.sparse_csc": sp.csc_array,
     "torch.sparse_bsr": sp.bsr_array,
 }
-_FORMATS = {  # of scipy's own classes, whose properties take longer than a look here
+_FORMATS = {  # of scipy's own classes: a look-up here is faster than their properties
     getattr(sp, f"{name}_{kind}"): name for name in COMPRESSED for kind in ("array", "matrix")
 }
 
@@ -94,7 +94,7 @@ Values: TypeAlias = Mapping[str, Any]
 
 
 class PlanMismatch(Exception):
-    """A call is not one that a plan can make."""
+    """A plan does not apply to a call."""
 
 
 # The properties of a call that a plan inspects: what decides which plan it takes; the dimensions of its arguments; the
@@ -215,7 +215,7 @@ def _matrix_key(value: Any, dims: list[int]) -> tuple[Any, ...] | None:
 
 
 def _grid(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Rows and columns counted in blocks; None where blocks do not divide them."""
+    """Return the numbers of block rows and block columns; None where blocks do not divide the shape."""
     if len(block) != 2 or 0 in block or shape[0] % block[0] or shape[1] % block[1]:
         return None
     return shape[0] // block[0], shape[1] // block[1]
@@ -259,7 +259,7 @@ class CompressedFiller:
         self.level = levels[buffer.axes.index(axis)]
         self.need_sorted = self.level.sorted or self.level.unique
         self.takes_distinct = self.level.unique and not self.level.sorted  # coordinates, in any order
-        self.is_unordered = False  # those of the last call were
+        self.is_unordered = False  # whether rows of the last call were
         self.axis_counts = signature.counts[axis]
         order = "any" if not self.need_sorted else "distinct" if self.level.unique else "ascending"
         self.is_in_order_of_program = order == order_of(signature.program, axis)
@@ -267,7 +267,7 @@ class CompressedFiller:
         self.validated = 0  # entries of all calls
 
     def share(self, others: set[int], bound_arrays: Mapping[int, np.ndarray]) -> None:
-        """Note which index arrays must be those of another argument, which a call brings or which is held."""
+        """Record which index arrays must equal those of another argument of the call, or a bound array."""
         self.shared = [(at, bound_arrays.get(at)) for at in self.places[1:] if at in others or at in bound_arrays]
 
     def expected(self, signature: Signature) -> list[tuple[int | None, list[sizes.Size]]]:
@@ -276,7 +276,7 @@ class CompressedFiller:
         return [(None, [signature.length[axis] for axis in self.buffer.axes[:2]]), *arrays]
 
     def counts(self, sizes: dict[str, int]) -> tuple[int, int]:
-        """Positions above the axis with indices, and its length."""
+        """Return the number of positions above the axis with indices, and its length."""
         parents, _, length = self.axis_counts(sizes)
         return int(parents), int(length)
 
@@ -313,9 +313,9 @@ class CompressedFiller:
 
 
 class Function:
-    """The compiled function, until after some calls one that suits the arguments better replaces it.
+    """The compiled function; after some calls, a function that is specialized for the arguments replaces it.
 
-    Looking for one takes a millisecond or two, so that calls with few elements are counted first.
+    Choosing a specialization takes a millisecond or two, so that it waits until there are many calls or elements.
     """
 
     def __init__(self, caller: PlanContext, elements: int) -> None:
@@ -326,7 +326,7 @@ class Function:
         self.checking = [] if caller.checked is None else [caller.checked]
 
     def check(self, entry: CompressedFiller, arguments: Callable[[], Arguments]) -> None:
-        """From now on have one for these arrays at hand that validates those of a matrix, if there is one."""
+        """Prepare a function that validates the arrays of a matrix itself, for these arrays, if there is one."""
         try:
             checking = self.checking.pop()
         except IndexError:  # another thread has it
@@ -440,34 +440,34 @@ class AliasCheck:
         self.last = [(at, weakref.ref(ready[at])) for at in self.passed]
 
 
-# What is left to do in a call once one like it has been checked in full.
+# Plans: the work that remains in a call after one with the same key has been validated in full.
 #
-# A plan belongs to the names, classes and dtypes of a call's arguments. It finds the sizes, fills the compiled
-# function's argument list, checks what may differ between such calls, and makes the results. It takes only what it is
-# sure of: where a call does not fit, it raises `PlanMismatch` before anything has run, and the long way decides. So
-# what came before a call never changes what the call gives, be that a result or an error.
+# The key of a plan is the names, classes and dtypes of a call's arguments. A plan computes the sizes, fills the
+# argument list of the compiled function, checks what may differ between calls of one key, and allocates the results.
+# Where a call does not fit, the plan raises `PlanMismatch` before anything has run, and the call is validated in full.
+# Results and errors of a call therefore do not depend on earlier calls.
 
 
-# Entries, and a call counted as entries, that are validated apart before a function is compiled that does it itself:
-# for small matrices dozens of calls, for large ones a few.
+# Entries that are validated outside of the function before a function is compiled that validates its matrix itself, and
+# the entries that a call counts for: dozens of calls with small matrices, a few with large ones.
 MOST_VALIDATED, CALL_VALIDATED = 1 << 20, 1 << 13
 SMALL_RESULT = 1 << 13  # bytes
-MOST_UNFITTED, UNFITTED_ELEMENTS = 32, 1 << 21  # calls, and elements of their arguments, before a choice is made
-MOST_PLANS, MOST_SHAPES = 64, 64  # of a kernel, and of a plan; then all are forgotten
+MOST_UNFITTED, UNFITTED_ELEMENTS = 32, 1 << 21  # calls, and elements of their arguments, before a specialization
+MOST_PLANS, MOST_SHAPES = 64, 64  # of a kernel, and of a plan; more than these clear the table
 
 NewResult: TypeAlias = tuple[int, tuple[int, ...], Any, bool]  # place, shape, dtype, whether all of it is written
-Run: TypeAlias = Callable[..., Any]  # of arguments; and of those that were passed, if these are their memory
+Run: TypeAlias = Callable[..., Any]  # takes the arguments, and those of the caller where they share memory
 
 
 def remember(plans: dict[Any, Any], key: Any, value: Any, most: int = MOST_PLANS) -> None:
-    """Keep something for later calls; of ever new ones memory must not grow without bound."""
+    """Store a value for later calls; a full table is cleared, so that its memory is bounded."""
     if len(plans) >= most:
         plans.clear()
     plans[key] = value
 
 
 def add_plan(plans: dict[Any, CallPlan | None], seen: CallKey | None, caller: PlanContext, args: Arguments) -> None:
-    """Keep how later calls like one that was made can be made sooner; None where they cannot."""
+    """Store the plan for later calls with the key of this one; None where there is none."""
     if seen is None or args.copy_back:
         return
     key, _, values, _ = seen
@@ -532,13 +532,13 @@ class CallPlan:
     def __init__(self, caller: PlanContext, args: Arguments, arguments: Values, template: list[Any]) -> None:
         self.caller, signature = caller, caller.signature
         self.place = {p.name: n for n, p in enumerate(signature.params)}
-        base_arrays = caller.base.arrays  # the call may have had equal ones, or others of their dimensions
+        base_arrays = caller.base.arrays  # the call may have passed equal arrays, or arrays of other shapes
         self.held = {n: a if a.shape == args.arrays[n].shape else args.arrays[n] for n, a in base_arrays.items()}
         self.dense: list[tuple[str, int]] = []
         self.sparse: list[CompressedFiller] = []
         self.raw: set[str] = set()
-        sources: list[sizes.Size] = []  # of each dimension
-        self.parts: list[tuple[int, slice]] = []  # of an array's place, its dimensions
+        sources: list[sizes.Size] = []  # the size of each dimension
+        self.parts: list[tuple[int, slice]] = []  # the place of an array, and its dimensions
         for name, value in arguments.items():
             for at, shape in self._expected(name, value, args):
                 if at is not None:
@@ -551,7 +551,7 @@ class CallPlan:
         self.axes = self._raw_axes()
         self.made = [n for n in signature.outputs if n not in args.given]
         if any(not p.is_array and p.dtype == "uint64" for p in signature.params):
-            raise PlanMismatch  # its larger half is passed otherwise
+            raise PlanMismatch  # values from 2**63 on are passed in another form
         self._solve(sources)
         filled = {at for _, at in self.dense} | {at for e in self.sparse for at in e.places}
         self._share(filled)
@@ -559,7 +559,7 @@ class CallPlan:
         self.written += [e.values for e in self.sparse if signature.params[e.values].name in signature.effects.written]
         self.filled = sorted(filled)
         self.halves = [at for _, at in self.dense if signature.params[at].dtype == "bfloat16"]
-        # What every call passes or receives newly allocated is not kept.
+        # Arrays that every call passes or allocates are not stored.
         new = {self.place[n] for n in self.made}
         self.template = [None if at in filled or at in new else _ready(value) for at, value in enumerate(template)]
         self.finish, is_new = _finish(caller, args, arguments, self.place)
@@ -593,7 +593,7 @@ class CallPlan:
         return [(self.place[storage], shape)]
 
     def _raw_axes(self) -> list[tuple[Axis, tuple[str | None, str | None]]]:
-        """Axes whose arrays come by name, all of them."""
+        """Return the axes all of whose arrays are passed by name."""
         axes = []
         for axis, names in self.caller.signature.axes_of_array.items():
             array_names = [n for n in names if n is not None]
@@ -627,7 +627,7 @@ class CallPlan:
         self.evaluate = sizes.compiled(f"({every})")
 
     def _share(self, filled: set[int]) -> None:
-        """Which index arrays must be those of another argument."""
+        """Record which index arrays must equal those of another argument."""
         for number, entry in enumerate(self.sparse):
             others = {at for other in self.sparse[:number] for at in other.places}
             bound_arrays = {self.place[n]: array for n, array in self.held.items()}
@@ -684,7 +684,7 @@ class CallPlan:
         return [(entry, *entry.counts(sizes)) for entry in self.sparse]
 
     def _made(self, remaining: list[int]) -> list[NewResult]:
-        """Place, shape and dtype of the results allocated in every call, and whether all of one is written."""
+        """Return place, shape and dtype of each result that a call allocates, and whether all of it is written."""
         signature, outputs = self.caller.signature, []
         for name in self.made:
             param = signature.by_name[name]
@@ -704,7 +704,7 @@ class CallPlan:
 
     def _function(self, dims: tuple[int, ...]) -> Function:
         """Return what is called for arguments of about these sizes."""
-        # Lengths that may be compiled in are told apart.
+        # Small lengths may be compiled in as constants, so that each has its own function.
         bucket = tuple([n if n <= NARROW else NARROW + n.bit_length() for n in dims])
         function = self.functions.get(bucket)
         if function is None:
@@ -748,7 +748,7 @@ class CallPlan:
                 self._check_raw(ready, sizes, separation)
             outputs = results.fill(ready)
             function = checked or current.function
-            if checked is None and current.waiting:  # another thread may wait again meanwhile
+            if checked is None and current.waiting:  # another thread may have replaced the function already
                 function = current.next(partial(arguments, ready, outputs))
             elif ordered is not None and ordered.validated >= MOST_VALIDATED and current.checking:
                 current.check(ordered, partial(arguments, ready, outputs))
@@ -783,7 +783,7 @@ class CallPlan:
         return entry if entry is not None and entry.is_in_order_of_program and not entry.shared else None
 
     def _check_raw(self, ready: list[Any], sizes: dict[str, int], separation: AliasCheck) -> None:
-        """Index arrays that come by name, and arrays to be written."""
+        """Check index arrays that are passed by name, and that written arrays overlap no other."""
         if separation.is_needed:
             separation.check(ready)
         if not self.axes or not checks_are_on():
@@ -889,7 +889,7 @@ def _run_in_place(
 def _finish(
     caller: PlanContext, args: Arguments, arguments: Values, place: dict[str, int]
 ) -> tuple[Callable[[list[Any], Values], Any], bool]:
-    """Hands results over as the long way does, and whether that is one new array as it is."""
+    """Return a function that returns the results of a call, and whether this is one newly allocated array."""
     signature = caller.signature
     names = signature.outputs or signature.effects.updated
     each = [_one(caller, args, arguments, name, place[name]) for name in names]
@@ -902,7 +902,7 @@ def _finish(
 def _one(
     caller: PlanContext, args: Arguments, arguments: Values, name: str, at: int
 ) -> Callable[[list[Any], Values], Any]:
-    """Hands over one result."""
+    """Return a function that returns one result of a call."""
     signature, argument = caller.signature, args.given.get(name, "")
     if argument in arguments:
         return lambda _ready, values: values[argument]

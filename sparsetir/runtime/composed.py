@@ -33,7 +33,7 @@ from sparsetir.transform.structure import MASK_DTYPE
 from sparsetir.utils.arguments import as_path, shown
 from sparsetir.utils.caches import cached_property
 
-# From the arguments of a program to those of the same program over other formats.
+# Conversion of arguments to those of the same program over other formats.
 
 
 MOST_CONVERTED = 8
@@ -70,7 +70,7 @@ class Converted:
         return self.tensor.restore_as(self.source, piece_arrays)
 
     def serves_others(self) -> bool:
-        """Return whether it holds for other arguments of its hash, whatever becomes of the one it was made of."""
+        """Return whether the structure may serve other arguments with its hash, even after the original changes."""
         return not self.is_borrowed and _hash(self.tensor.origin.source) == self.hashed
 
     def is_like(self, other: Converted) -> bool:
@@ -88,7 +88,7 @@ class Converted:
         return any(np.may_share_memory(one, other) for one in own for other in passed)
 
     def is_of(self, source: Source) -> bool:
-        """Return whether it was made of these very arrays."""
+        """Return whether the structure was converted from these same arrays."""
         pairs = zip(_index_arrays(self.tensor.origin.source), _index_arrays(source), strict=True)
         return all(a is b for a, b in pairs)
 
@@ -106,7 +106,7 @@ class Converted:
 
 
 class Converter:
-    """Takes the arguments of the original program, and keeps the structures that it converted last.
+    """Converter of the arguments of the original program; keeps the structures that were converted last.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class Converter:
         *,
         is_kept: bool = False,
     ) -> tuple[dict[str, Any], dict[str, Converted]]:
-        """Arguments of the compiled function, and the converted structure of each buffer, also of those before.
+        """Return arguments of the compiled function, and the converted structure of each buffer, also of those before.
 
         What `is_kept` must not share arrays with other arguments, which may change.
         """
@@ -172,7 +172,7 @@ class Converter:
         return translated, converted
 
     def _check_needed(self, name: str) -> None:
-        """Raise for an index array that the compiled program has not, as the buffer is stored otherwise."""
+        """Raise for an index array that the compiled program lacks, as the buffer has another format."""
         for group in self.decomposition.groups:
             arrays = {str(a.name) for axis in group.axes for a in (axis.indptr, axis.indices) if a is not None}
             if name in arrays and name not in self.passed_on:
@@ -204,7 +204,7 @@ class Converter:
             self._note(translated, size, SizeOf(length, f"{name}.shape[{d}]"))
 
     def _note(self, translated: dict[str, Any], size: sizes.Size, value: SizeOf) -> None:
-        """Note what the length of an axis says of the sizes."""
+        """Set the sizes that follow from the length of an axis."""
         if size.name in self.sizes:
             agree(translated, size.name, value)
         elif solved := size.solve(value, {n: v for n, v in translated.items() if n in self.sizes}):
@@ -298,13 +298,13 @@ def _hash(source: Source) -> str:
 
 
 def _shaped(stored: Piece, flat: np.ndarray) -> np.ndarray:
-    """Values of a piece with one dimension for each of its axes trees."""
+    """Return the values of a piece with one dimension for each of its axes trees."""
     shape = [sizes.Size(n).known(stored.sizes) or 0 for n in stored.rule.buffer.storage_shape]
     return flat.reshape(shape)
 
 
 def _arguments(group: Group, tensor: SparseTensor) -> dict[str, Any]:
-    """Index arrays, sizes and masks by the compiled function's names."""
+    """Return index arrays, sizes and masks by the names of the compiled function."""
     arguments: dict[str, Any] = {}
     for piece, stored in zip(group.pieces, tensor.pieces, strict=True):
         parts = {**stored.arrays, **stored.sizes}
@@ -315,7 +315,7 @@ def _arguments(group: Group, tensor: SparseTensor) -> dict[str, Any]:
 
 
 def agree(translated: dict[str, Any], name: str, size: SizeOf) -> None:
-    """Note a size; two sources must say the same."""
+    """Set a size; raise where two sources differ."""
     previous = translated.setdefault(name, size)
     if previous != size:
         source = getattr(previous, "source", "the structure")
@@ -323,7 +323,7 @@ def agree(translated: dict[str, Any], name: str, size: SizeOf) -> None:
 
 
 def _check_repeats(group: Group, name: str, tensor: SparseTensor, source: Source) -> None:
-    """Raise where entries were added up of which the program uses each."""
+    """Raise where repeated entries were summed although the program uses each of them."""
     if group.adds_up or tensor.nnz == source.values.size:
         return
     axis = next(a.name for a in group.axes if not a.unique)
@@ -366,10 +366,10 @@ class ComposedKernel(Saved):
     def __init__(self, decomposition: Decomposition, compile: Compile | None = None) -> None:
         self.decomposition = decomposition
         self.signature = Signature(decode(decomposition.original), set())
-        self.names: set[str] = set()  # of arguments that are passed on as they are
+        self.names: set[str] = set()  # names of arguments that are passed on as they are
         if compile is not None:
             check_axes(decomposition, self.signature)
-            # The pieces together set what the original sets: with the sizes from conversion, every element.
+            # The pieces together write every element that the original writes, given the sizes from the conversion.
             self.kernel = compile(decomposition.func, self.signature.effects.covered)
             inner, outer = self.kernel.signature, self.signature
             inner.caller_names = self._caller_names()
@@ -440,7 +440,7 @@ class ComposedKernel(Saved):
         return self.kernel.script(stage, outline=outline, **sizes)
 
     def source(self, kind: str = "ll") -> str:
-        """Its LLVM IR or assembly; see `Kernel.source`."""
+        """Return the LLVM IR or assembly of the kernel; see `Kernel.source`."""
         return self.kernel.source(kind)
 
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
@@ -485,7 +485,7 @@ class ComposedKernel(Saved):
         return self.converter.converted(groups[name], name, value, open_source(value, name)).tensor
 
     def pieces(self, **arguments: Any) -> dict[str, Any]:
-        """Sparse arguments as arrays and sizes by the names of the compiled function's parameters."""
+        """Return sparse arguments as arrays and sizes by the names of the compiled function's parameters."""
         return self.converter.translate(arguments)[0]
 
     # ------------------------------------------------------------------ results
@@ -550,7 +550,7 @@ class ComposedKernel(Saved):
         inner_arguments: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> Any:
-        """One result in the caller's terms."""
+        """Return one result in the caller's terms."""
         group = self.converter.group_of(name)
         if group is None:
             return results[name]
@@ -592,7 +592,7 @@ class BoundComposedKernel(Bound):
         kernel = self.kernel
         if self.is_plain and kernel.names.issuperset(arguments):
             result = self.bound(**arguments)
-            self.last = self.bound.last  # its plans are as good as ours
+            self.last = self.bound.last  # plans of the inner kernel serve these calls, too
             return result
         kernel.check_results({**self.fixed, **arguments})
         translated, converted = self._translated(arguments)

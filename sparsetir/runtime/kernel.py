@@ -52,8 +52,8 @@ from sparsetir.utils.threads import get_num_threads
 Fit: TypeAlias = Callable[[], Callable[..., Any]]
 Convert: TypeAlias = Callable[..., Any]
 
-HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
-# What completion leaves out: for other modules of this package.
+HOT_CALLS, FEW_CALLS = 32, 4  # calls of one plan before other code is compiled for it
+# Attributes for other modules of this package, which completion omits.
 HIDDEN = """
     assume_finite call_inspected calls checked compiled compiled_parts
     convert covered expected_calls filling finite fitting function is_small plans
@@ -62,7 +62,7 @@ HIDDEN = """
 
 
 def _profile() -> Any:
-    """Return the rates of the machine that default choices go by."""
+    """Return the rates of the machine that default choices depend on."""
     from sparsetir.codegen.calibration import profile_in_use  # where an operand is large enough for it to matter
 
     return profile_in_use()
@@ -188,7 +188,7 @@ class Kernel(Saved):
         return self.results(args, arguments)
 
     def fitting(self, args: Arguments, *, is_bound: bool = False) -> tuple[Fit | None, int]:
-        """Return what makes a function that suits these arguments better, and after how many calls it pays.
+        """Return what compiles a function for these arguments, and the number of calls after which it pays.
 
         `sparsetir.schedules.defaults` decides what does. None where nothing is better, or a schedule was asked for.
         """
@@ -243,7 +243,7 @@ class Kernel(Saved):
         return fill
 
     def checked(self, args: Arguments) -> Callable[..., Any] | None:
-        """Return a function for such arguments that validates the index arrays as it reads them, or None."""
+        """Return a function for such arguments that validates index arrays while it reads them, or None."""
         changes = self.suitable(args)
         if type(self.compiled) is not Compiled:
             return None
@@ -252,11 +252,11 @@ class Kernel(Saved):
         if not defaults.suits_checks(self.usage.pointers, args.arrays, lanes=lanes):
             return None
         if get_num_threads() == 1:
-            changes["chunks"] = 0  # without a parallel loop, in which there are no checks
+            changes["chunks"] = 0  # no parallel loop, as these contain no checks
         return variant_with_checks(self.compiled, defaults.narrow_sizes(self.usage, args.arrays) or None, **changes)
 
     def suitable(self, args: Arguments, *, is_small: bool | None = None) -> dict[str, int]:
-        """Return the choices that suit these arguments better than the usual ones."""
+        """Return the choices that differ from the defaults for these arguments."""
         written = [args.arrays[name] for name in self.signature.effects.written]
         is_small = self.is_small(args) if is_small is None else is_small
         tile = self.compiled.usual_choices.tile
@@ -296,7 +296,7 @@ class Kernel(Saved):
         return args
 
     def run(self, args: Arguments) -> None:
-        """Run the loops; what was copied to be written is copied back."""
+        """Run the loops, and copy results back to arrays that were passed in another layout."""
         self.function(*argument_list(self.signature, args))
         for target, storage in args.copy_back:
             array, buffer = args.arrays[storage], self.signature.holder.get(storage)
@@ -416,7 +416,7 @@ class Kernel(Saved):
 
     def __reduce__(self) -> tuple[Any, ...]:
         compiled = self.compiled
-        write_one(compiled)  # for the process that unpickles it
+        write_one(compiled)  # the process that unpickles the kernel loads it
         schedule, scheduled = compiled.schedule, None
         if schedule is not None and not isinstance(schedule, Choices):
             schedule, scheduled = None, compiled.second

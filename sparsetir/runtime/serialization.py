@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from sparsetir.runtime.composed import ComposedKernel
 
 
-# What a C program needs to know of the formats of an exported kernel, and the converted arrays for it.
+# Formats of an exported kernel for C programs, and its converted arrays.
 
 
 TABLE = "pieces.h"
 
 
 def layout(decomposition: Decomposition) -> list[str]:
-    """Lines that say how each piece is laid out, in terms of the exported function's parameters.
+    """Return lines that describe the layout of each piece by the parameters of the exported function.
 
     Examples
     --------
@@ -127,7 +127,7 @@ class Saved(ABC):
         check_folder_of(path)
         libraries: Libraries = {}
         for compiled in self.compiled_parts():
-            with contextlib.suppress(Exception):  # without a linker it is compiled again where it is loaded
+            with contextlib.suppress(Exception):  # without a linker the loading process compiles it again
                 libraries[key_of(compiled)] = machine_code(compiled)
         data = pickle.dumps((libraries, pickle.dumps(self)))
         with writing_file(path) as partial:
@@ -181,7 +181,7 @@ def load(path: str | Path) -> Any:
             return pickle.loads(kernel)
     except SparseTIRError:
         raise
-    except Exception as error:  # classes that another version does not have
+    except Exception as error:  # e.g. classes that this version lacks
         raise FileFormatError(f"{path.name} is of another version: {error}; save the kernel again") from error
 
 
@@ -198,7 +198,7 @@ def machine_code(compiled: Any) -> tuple[bytes, dict[str, Any]]:
     """Return a library as bytes, and its metadata."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.so"
-        if not hasattr(compiled.library, "mod"):  # it came from a library itself
+        if not hasattr(compiled.library, "mod"):  # it was loaded from a library
             compiled = type(compiled)(compiled.func, compiled.target, compiled.schedule)
             compiled.compile()
         compiled.save(path)

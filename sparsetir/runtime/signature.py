@@ -36,7 +36,7 @@ LAYOUTS = {
 
 
 def layout_of(buffer: SparseBuffer) -> str:
-    """Return the usual name of the way a buffer is stored; empty for a dense one.
+    """Return the name of a buffer's layout; empty for a dense one.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def layout_of(buffer: SparseBuffer) -> str:
 
 
 def shown_buffer(buffer: SparseBuffer, *, layout: bool = True) -> str:
-    """Name, dtype, sizes and layout of a buffer, as in ``A: float32[m, n] csr``."""
+    """Return name, dtype, sizes and layout of a buffer, as in ``A: float32[m, n] csr``."""
     sizes = ", ".join(str(axis.length) for axis in buffer.axes)
     layout_text = layout_of(buffer) if layout else ""
     return f"{buffer.name}: {buffer.dtype}[{sizes}] {layout_text}".rstrip()
@@ -94,11 +94,11 @@ def _passed_whole(signature: Signature) -> set[str]:
     return {*signature.holder, *(str(array.name) for array in arrays)}
 
 
-# What is known of the arguments of one call, and whether their index arrays are checked.
+# The arguments of one call, and whether their index arrays are checked.
 
 
 LARGEST_INT32 = sizes.LARGEST_INT32
-# Of a thread or an asyncio task, so that a block of one takes no check from another.
+# One for each thread or asyncio task: a block in one must not disable checks in another.
 _checks: ContextVar[bool] = ContextVar("_checks", default=True)
 
 
@@ -127,7 +127,7 @@ checks_are_on = _checks.get
 
 
 class SizeOf(int):
-    """A size that knows what it was taken from, for messages."""
+    """A size and its source, for messages."""
 
     source: str
 
@@ -139,7 +139,7 @@ class SizeOf(int):
 
 @dataclass
 class Arguments:
-    """What one call knows so far."""
+    """Arrays and sizes of one call, as far as they are known."""
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Arguments:
     in_order: bool = False  # whether rows are sorted even where a program takes entries in any order
 
     def size(self, name: str, value: Any, source: str) -> None:
-        """Note that symbol `name` is `value`; a disagreement is an error that names both sources."""
+        """Set size `name` to `value`; raise an error that names both sources if they differ."""
         previous = self.sizes.get(name)
         if previous is None:
             self.sizes[name], self.sources[name] = value, source
@@ -161,7 +161,7 @@ class Arguments:
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """numpy's dtype of a TVM dtype; bfloat16 comes from ml_dtypes."""
+    """Return numpy's dtype for a TVM dtype; bfloat16 comes from ml_dtypes."""
     if dtype == "bfloat16":
         import ml_dtypes
 
@@ -169,7 +169,7 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype)
 
 
-# What a program says of its parameters and of the arrays behind its axes.
+# Parameters of a program, and the arrays of its axes.
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +186,7 @@ class Param:
 
 
 def parameter(var: Any) -> Param:
-    """Return what a parameter of a function is."""
+    """Return the description of a parameter of a function."""
     if tirx.is_buffer_var(var):
         return Param(str(var.name), str(var.ty.dtype), tuple(sizes.Size(d) for d in var.ty.shape))
     return Param(str(var.name), str(var.ty.dtype), None)
@@ -226,7 +226,7 @@ def _constant(expr: Any) -> int | None:
 
 
 def axis_counts(program: Program) -> dict[Axis, Callable[[dict[str, int]], tuple[int, ...]]]:
-    """(positions above, positions, length) of every axis, as a function of the sizes."""
+    """Return functions of the sizes that compute (positions above, positions, length) of each axis."""
     out = {}
     for axis in program.axes.values():
         above = tirx.const(1, "int32") if axis.parent is None else axis.parent.count
@@ -235,7 +235,7 @@ def axis_counts(program: Program) -> dict[Axis, Callable[[dict[str, int]], tuple
 
 
 def arrays_of_axes(program: Program) -> dict[Axis, tuple[str | None, str | None]]:
-    """Names of the indptr and indices parameters of every axis that has any."""
+    """Return the names of the indptr and indices parameters of each axis that has any."""
     out = {}
     for axis in program.axes.values():
         names = tuple(str(b.name) if b is not None else None for b in (axis.indptr, axis.indices))
@@ -248,7 +248,7 @@ def arrays_of_axes(program: Program) -> dict[Axis, tuple[str | None, str | None]
 
 
 def argument_list(signature: Signature, args: Arguments, *, without: Collection[str] = ()) -> list[Any]:
-    """Arrays and sizes in the order of the parameters, `without` some."""
+    """Return arrays and sizes in the order of the parameters, except those named in `without`."""
     return [_passed(args, param) for param in signature.params if param.name not in without]
 
 
@@ -261,18 +261,18 @@ def _passed(args: Arguments, param: Param) -> Any:
 def as_passed(array: np.ndarray, dtype: str) -> Any:
     """Return an array as the function takes it."""
     if array.size == 0:
-        # numpy's strides of an empty array are not the compact ones that the compiled checks ask for.
+        # The compiled checks require compact strides, which numpy does not give empty arrays.
         return tvm.runtime.empty(array.shape, dtype)
     return as_bfloat16(array) if dtype == "bfloat16" else interop.writable_alias(array)
 
 
 def as_bfloat16(array: np.ndarray) -> Any:
-    """Return a TVM tensor over a bfloat16 array, which numpy itself cannot hand out."""
+    """Return a TVM tensor over a bfloat16 array, which numpy cannot export by DLPack."""
     return alignment.as_tensor(interop.writable_alias(array))
 
 
 def check_overlap(signature: Signature, args: Arguments) -> None:
-    """Raise where an output passed by the caller lies in an input: the loops assume that it does not."""
+    """Raise where an output of the caller overlaps an input, as the loops assume that they are disjoint."""
     for storage in signature.effects.written:
         if storage not in args.given:
             continue
@@ -283,9 +283,9 @@ def check_overlap(signature: Signature, args: Arguments) -> None:
                 raise ArgumentError(f"{pair}, and {name} is written: pass a separate array")
 
 
-# From named arguments to the compiled function's argument list.
+# Named arguments to the argument list of the compiled function.
 #
-# Sizes are inferred and every disagreement names both sources; structure is checked where it enters.
+# Sizes are inferred, and an error for different sizes names both sources; structures are checked when they are passed.
 
 
 class Signature:
@@ -311,7 +311,7 @@ class Signature:
         self.by_name = {p.name: p for p in self.params}
         self.buffers = {b.name: b for b in program.buffers.values() if not b.allocated}
         self.holder = {str(b.storage.name): b for b in self.buffers.values()}
-        self.caller_names: dict[str, str] = {}  # of arrays that callers know by another name; see `ComposedKernel`
+        self.caller_names: dict[str, str] = {}  # names for callers, where they differ; see `ComposedKernel`
         self.searched = searched
         self.outputs = self.effects.outputs
         self.levels = {name: levels(b) for name, b in self.buffers.items()}
@@ -345,7 +345,7 @@ class Signature:
 
     @property
     def results(self) -> list[str]:
-        """The arrays of what a call returns: outputs, which may be passed, and arrays that no caller passes."""
+        """The arrays that a call returns: outputs, which may be passed, and arrays that no caller passes."""
         return [*self.outputs, *(name for name in self.made if name not in self.outputs)]
 
     # ------------------------------------------------------------------ names
@@ -362,7 +362,7 @@ class Signature:
         return name in self.buffers or name in self.by_name
 
     def shown(self, storage: str) -> str:
-        """Return what a user calls the parameter `storage`."""
+        """Return the user's name of the parameter `storage`."""
         if storage in self.caller_names:
             return self.caller_names[storage]
         return self.holder[storage].name if storage in self.holder else storage
@@ -393,14 +393,14 @@ class Signature:
     # ------------------------------------------------------------------ gathering
 
     def gather(self, kwargs: Mapping[str, Any], bound: Arguments | None = None) -> Arguments:
-        """Arrays and sizes from named arguments, checked against each other and what is known; outputs are not made."""
+        """Return arrays and sizes of named arguments, checked against each other and `bound`, without outputs."""
         args = Arguments() if bound is None else bound
         self.take(args, kwargs)
         self._infer(args)
         return args
 
     def take(self, args: Arguments, kwargs: Mapping[str, Any]) -> None:
-        """Note named arguments, sizes first."""
+        """Add named arguments, sizes first."""
         arrays: list[tuple[str, Any]] = []
         for name, value in kwargs.items():
             param = self.by_name.get(name)
@@ -412,7 +412,7 @@ class Signature:
             self._array(args, name, value)
 
     def check_number(self, name: str, value: Any) -> None:
-        """Raise unless a value can be that of a scalar parameter."""
+        """Raise unless a value suits a scalar parameter."""
         param = self.by_name[name]
         if isinstance(value, bool) or not isinstance(value, (int, np.integer, float, np.floating)):
             raise ArgumentTypeError(f"{param.name}: expected a number ({param.dtype}), got {type(value).__name__}")
@@ -490,7 +490,7 @@ class Signature:
                     self._share(args, str(array.name), where[d], buffer.name, axis)
 
     def _share(self, args: Arguments, storage: str, array: np.ndarray, name: str, axis: Axis) -> None:
-        """Note an index array; another argument over the same axis must have the same one."""
+        """Add an index array; raise unless other arguments over the axis have an equal one."""
         array = np.ascontiguousarray(array)
         shared = args.arrays.get(storage)
         if shared is not None and shared is not array and not np.array_equal(shared, array):
@@ -500,7 +500,7 @@ class Signature:
         args.given.setdefault(storage, name)
 
     def _unify(self, args: Arguments, size: sizes.Size, value: int, name: str, d: int | None = None) -> None:
-        """Note that `size` is `value` because of dimension `d` of argument `name`."""
+        """Set `size` to `value`, from dimension `d` of argument `name`."""
         previous = size.known(args.sizes)
         if previous == value:
             return
@@ -518,14 +518,14 @@ class Signature:
                 args.size(solution[0], solution[1], source)
 
     def known_levels(self, buffer: SparseBuffer, args: Arguments) -> list[interop.Level]:
-        """Return a buffer's axes, with what the sizes seen so far say of them."""
+        """Return the levels of a buffer with the sizes that are known so far."""
         declared = self.levels if args.in_order else self.open_levels
         return self.fixed_levels[buffer.name, args.in_order] or [
             self._known(level, axis, args) for level, axis in zip(declared[buffer.name], buffer.axes, strict=True)
         ]
 
     def _known(self, level: interop.Level, axis: Axis, args: Arguments) -> interop.Level:
-        """`level` with what the sizes seen so far say of it."""
+        """Return `level` with the sizes that are known so far."""
         rules: dict[str, Any] = {
             name: sizes.formula(expr, args.sizes)
             for name, expr in (
@@ -539,14 +539,14 @@ class Signature:
         return replace(level, length=self.length[axis].known(args.sizes), width=width, **rules)
 
     def _infer(self, args: Arguments) -> None:
-        """Infer sizes from array shapes, and numbers of positions from row pointers, until nothing new is learnt."""
+        """Infer sizes from array shapes, and numbers of positions from row pointers, until no further size is known."""
         self._infer_from_shapes(args)
         while any(not p.is_array and p.name not in args.sizes for p in self.params) and self._infer_from_pointers(args):
             self._infer_from_shapes(args)
         self._require_sizes(args)
 
     def _infer_from_pointers(self, args: Arguments) -> bool:
-        """Infer how many positions an axis has from its last row pointer; return whether a size was learnt."""
+        """Infer how many positions an axis has from its last row pointer; return whether a size was set."""
         before = len(args.sizes)
         for axis, (indptr, _) in self.axes_of_array.items():
             pointers = None if indptr is None else args.arrays.get(indptr)
@@ -600,7 +600,7 @@ class Signature:
                 raise OffsetError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
 
     def _refuse_unknown_results(self, args: Arguments) -> None:
-        """Raise where only the contents of an array would tell how long a result is."""
+        """Raise where the length of a result depends on the contents of an array."""
         for storage in self.outputs:
             unknown = [n for size in self.by_name[storage].shape or () for n in size.symbols if n not in args.sizes]
             if unknown:
@@ -609,7 +609,7 @@ class Signature:
                 raise ArgumentTypeError(f"{message} from the arguments: pass {self.shown(storage)}=numpy.empty(...)")
 
     def _dimension(self, args: Arguments, storage: str, d: int) -> str:
-        """Return what a user calls a dimension of an array."""
+        """Return the user's name of a dimension of an array."""
         name = args.given.get(storage, self.shown(storage))
         if storage in args.raw:
             return f"{name}.shape[{d}]"
@@ -618,7 +618,7 @@ class Signature:
         return f"the number of entries stored in {name}" if d == 0 else f"dimension {d} of the entries of {name}"
 
     def _reshaped(self, args: Arguments, param: Param, array: np.ndarray) -> np.ndarray:
-        """Values of a sparse buffer may come with more dimensions than they are stored with, not with fewer."""
+        """Return the values of a sparse buffer with the dimensions that are stored; raise where there are fewer."""
         buffer = self.holder.get(param.name)
         rank = len(param.shape or ())
         if buffer is None or buffer.is_dense or array.ndim < rank:
@@ -632,7 +632,7 @@ class Signature:
     # ------------------------------------------------------------------ checks
 
     def check(self, args: Arguments) -> None:
-        """Structure of raw index arrays, and sizes that 32 bits cannot count."""
+        """Check index arrays that are passed by name, and that 32 bits can count the elements."""
         for storage, array in args.arrays.items():
             self._check_size(storage, array.size)
         if not checks_are_on():
@@ -649,7 +649,7 @@ class Signature:
     def check_axis(
         self, axis: Axis, names: tuple[str | None, str | None], arrays: Mapping[str, Any], sizes: dict[str, int]
     ) -> None:
-        """Raise unless the arrays of an axis, which came by name, are what it promises."""
+        """Raise unless the arrays of an axis, which are passed by name, have the structure that it declares."""
         indptr, indices = (arrays.get(n) if n else None for n in names)
         parent_count, count, length = self.counts[axis](sizes)
         level = interop.Level(axis.name, axis.kind, None, axis.idtype, sorted=axis.sorted, unique=False)
@@ -671,7 +671,7 @@ class Signature:
     # ------------------------------------------------------------------ outputs
 
     def allocate(self, args: Arguments) -> list[str]:
-        """Make the outputs that were not passed; returns the names of all outputs."""
+        """Allocate the outputs that were not passed; return the names of all outputs."""
         self.complete(args)
         for storage in self.outputs:
             if storage not in args.arrays:
@@ -679,14 +679,14 @@ class Signature:
         return self.outputs
 
     def complete(self, args: Arguments) -> None:
-        """Raise unless every array that cannot be made here was passed."""
+        """Raise unless every array that is not an output was passed."""
         provided = {*args.arrays, *self.outputs, *self.made}
         for param in self.params:
             if param.is_array and param.name not in provided:
                 raise self.missing(param)
 
     def new_output(self, storage: str, sizes: dict[str, int]) -> np.ndarray:
-        """Memory for one output; zeroed unless every element is surely written."""
+        """Allocate one output; fill it with zeros unless every element is written."""
         shape = tuple(size.at(sizes) for size in self.by_name[storage].shape or ())
         if any(n < 0 for n in shape):
             raise ArgumentError(f"{self.shown(storage)} would have shape {shape}: sizes must not be negative")
@@ -708,7 +708,7 @@ class Signature:
         return ArgumentTypeError(f"missing argument {name}")
 
     def result(self, args: Arguments, storage: str, passed: dict[str, Any]) -> Any:
-        """Return what the caller gets for one output."""
+        """Return one output in the class that the caller receives."""
         array = args.arrays[storage]
         output_of_caller = passed.get(args.given.get(storage, ""))
         if output_of_caller is not None:
@@ -719,7 +719,7 @@ class Signature:
         return interop.to_torch(array) if args.torch else array
 
     def model(self, args: Arguments, storage: str) -> str | None:
-        """Return the sparse argument of which an output has the structure."""
+        """Return the sparse argument whose structure an output has."""
         buffer = self.holder.get(storage)
         if buffer is None or buffer.is_dense:
             return None
@@ -729,7 +729,7 @@ class Signature:
 def _is_compressed_sound(
     level: interop.Level, indptr: Any, indices: Any, need_sorted: bool, lengths: dict[str, Any]
 ) -> bool:
-    """Return whether arrays of compressed rows are surely right."""
+    """Return whether arrays of compressed rows are known to be valid."""
     if level.kind != "sparse_variable" or indptr is None or indices is None or indices.ndim != 1:
         return False
     return is_sound(level, indptr, indices, need_sorted=need_sorted, **lengths)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation of operands: index arrays of compressed rows, and infinities and NaN where formats store zeros.
 
-Of the functions that read index arrays, one reads all rows, another one only rows that are listed: those that a product
-with few rows reads. Neither reads outside of the arrays, whatever they hold. Both only decide:
-`sparsetir.interop.check_level` finds what is wrong.
+One compiled function reads the index arrays of all rows, another one only listed rows: those that a product with few
+rows reads. Neither reads outside of the arrays, whatever they contain. Both return only whether the arrays are valid;
+`sparsetir.interop.check_level` names the fault.
 
-A kernel over a format that stores zeros multiplies the zeros too, and infinity times zero is NaN: results that do not
-use the infinity become NaN as well. Where the format was not the user's choice, his results must not tell. A sum of
-products shows it: if any zero met such a number, some result is NaN. Then one look at the results settles it, or one at
-the operands where those are smaller; other programs, such as one that takes the maximum of a sum and zero, have their
-operands looked at.
+A kernel over a format that stores zeros also multiplies the zeros, and infinity times zero is NaN: results that do not
+depend on the infinity become NaN as well. Where the user did not choose the format, such a call is repeated over the
+matrix as it was passed. In a sum of products, any zero times such a number makes a result NaN, so that the results are
+inspected, or the operands where those are smaller. Other programs, such as the maximum of a sum and zero, may drop the
+NaN: their operands are inspected.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from sparsetir.runtime.signature import Signature
     from sparsetir.transform.decompose import Decomposition
 
-CALLS_UNTIL_COMPILED = 4  # validations by numpy, of one type of indices
+CALLS_UNTIL_COMPILED = 4  # validations by numpy for each type of indices
 MAX_SERIAL_ENTRIES = 1 << 18
 DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
-LANES = 8  # numbers of a chunk's result: one line of the cache
-LISTED_SHARE = 4  # of all entries, up to which listed rows are validated alone
+LANES = 8  # numbers in the result of a chunk: one cache line, so that threads share none
+LISTED_SHARE = 4  # listed rows are validated alone if they have less than one in so many entries
 
 _calls: dict[tuple[str, np.dtype[Any], str], int] = {}
 _functions: dict[tuple[str, np.dtype[Any], str], Any] = {}
@@ -101,7 +101,7 @@ def _is_accepted(out: np.ndarray, dtype: np.dtype[Any], length: int) -> bool:
 
 
 def _is_small_share(indptr: np.ndarray, indices: np.ndarray, listed: np.ndarray, rows: int) -> bool:
-    """Return whether listed rows have few of the entries, as their row pointers say, which need not be right."""
+    """Return whether listed rows have few of the entries by their row pointers, which may be wrong."""
     size = indices.size
     if not _are_passable(indptr, indices) or indptr.dtype != indices.dtype:
         return False
@@ -199,9 +199,9 @@ class _ChunkLoops:
 
 
 def _all_rows(idtype: str, order: str, chunked: Callable[..., tirx.Stmt]) -> tirx.PrimFunc:
-    """Make the function of all rows: falls of the whole array must be those between two rows.
+    """Make the function that validates all rows: every descent of the indices must lie between two rows.
 
-    `chunked` makes the loop over chunks, whose counts are stored apart.
+    `chunked` makes the loop over chunks; each chunk stores its own counts.
     """
     loops, chunks, chunk = _ChunkLoops(idtype, order), long_var("chunks"), long_var("chunk")
     out = array_param("out", LONG, chunks, long(LANES))
@@ -211,7 +211,7 @@ def _all_rows(idtype: str, order: str, chunked: Callable[..., tirx.Stmt]) -> tir
     begin, end = _at(loops.indptr, first + row), _at(loops.indptr, first + row + long(1))
     descents = serial(row, last - first, _count(loops.faults, end < begin))
     at, after = _at(loops.indptr, first + also), _at(loops.indptr, first + also + long(1))
-    # Row pointers of other chunks may be wrong: the place is kept inside of the array.
+    # Row pointers of other chunks may be wrong, so that the position is clamped to the array.
     place = tirx.max(long(1), tirx.min(cast(at, LONG), loops.count - long(1)))
     starts = tirx.And(at < after, at > const(0, idtype))
     between = seq(tirx.Bind(start, place), _count(loops.between, tirx.And(starts, loops.fall(start))))
@@ -271,7 +271,7 @@ def has_nan(value: Any) -> bool:
         return False
     if array.dtype.itemsize == HALF:
         return _most_beyond_infinity(array) > 0
-    # The minimum of numbers of which one is NaN is NaN: a single pass and no array of booleans.
+    # The minimum is NaN if any element is: a single pass without an array of booleans.
     return bool(np.isnan(np.minimum.reduce(array, axis=None)))
 
 
@@ -296,7 +296,7 @@ def _most_beyond_infinity(array: np.ndarray) -> int:
 
 
 def sums_products(program: Program) -> bool:
-    """Return whether the program does nothing but to add up products: a NaN among the terms is one in the result."""
+    """Return whether the program only sums products, so that a NaN among the terms is a NaN in the result."""
     if len(program.iterations) != 1:
         return False
     stores = collect(program.func.body, tirx.BufferStore)
@@ -319,12 +319,12 @@ def _is_made_of(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def nbytes(value: Any) -> int:
-    """Bytes of an array or a torch tensor."""
+    """Return the bytes of an array or a torch tensor."""
     return int(value.nbytes) if hasattr(value, "nbytes") else np.asarray(value).nbytes
 
 
 class NonFiniteGuard:
-    """Tells calls whose results the zeros of a format may have spoilt.
+    """Detection of calls in which stored zeros may have made results NaN.
 
     Parameters
     ----------
@@ -334,16 +334,16 @@ class NonFiniteGuard:
     Attributes
     ----------
     in_results : bool
-        Whether results show it: they are looked through instead of the operands.
+        Whether the results are inspected instead of the operands.
     in_kernel : bool
-        Whether the compiled function looks through its results itself.
+        Whether the compiled function inspects its results itself.
     """
 
     def __init__(self, signature: Signature) -> None:
         effects, program = signature.effects, signature.program
-        # What is updated cannot be computed again: it is overwritten.
+        # An updated array is overwritten, so that the call cannot be repeated.
         self.in_results = sums_products(program) and not effects.updated
-        # Each core writes a part of a vector. To read all of it on one of them takes long, compared with the product.
+        # Each core writes a part of a vector; reading all of it on one core takes long, compared with the product.
         results = [signature.by_name[name] for name in effects.written]
         self.suits_kernel = self.in_results and all(p.dtype in WIDTHS and len(p.shape or ()) == 1 for p in results)
         self.in_kernel = False
@@ -353,7 +353,7 @@ class NonFiniteGuard:
 
     @classmethod
     def over(cls, decomposition: Decomposition, signature: Signature) -> NonFiniteGuard | None:
-        """Return a watch for a decomposed program; None where no zeros are multiplied."""
+        """Return a guard for a decomposed program; None where no zeros are multiplied."""
         return cls(signature) if decomposition.multiplies_zeros else None
 
     def call(self, fast: Call, plain: Call, arguments: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
@@ -386,7 +386,7 @@ class NonFiniteGuard:
 
 
 def _or_plain(fast: Call, plain: Call, arguments: Mapping[str, Any]) -> Any:
-    """Return the results of a kernel that looks for NaN itself, or of `plain` where it finds some."""
+    """Return the results of a kernel that inspects them itself, or of `plain` where some are NaN."""
     try:
         return fast(**arguments)
     except (ValueError, RuntimeError) as error:
@@ -396,7 +396,7 @@ def _or_plain(fast: Call, plain: Call, arguments: Mapping[str, Any]) -> Any:
 
 
 def finds_nan(error: Exception) -> bool:
-    """Return whether a kernel that looks through its results raised this error."""
+    """Return whether a kernel raised this error for a NaN among its results."""
     return NAN_MESSAGE in str(error)
 
 
