@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One program on one workload: its expected results, its variants, and the times of candidates.
 
-An evaluator is used in this process or, one each, in worker processes (`sparsetir.tuning.workers.local`): every method
-takes and returns what can be sent to another process, and whatever a candidate does wrong is returned, not raised.
+An evaluator runs in this process, or one in each worker process (`sparsetir.tuning.workers.local`): arguments and
+results of its methods can be pickled, and errors of a candidate are returned, not raised.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from sparsetir.tuning.variants import Call, FormatVariants, PreparedCall
 from sparsetir.workloads.reference import KnownOp, Reference, recognise
 from sparsetir.workloads.timing import LONG_CALL, timed_calls
 
-# Seconds in which the machine is taken to stay as fast, or calls of the untuned kernel if these are longer; and for how
-# many times as long a burst of that counts.
+# The speed of the machine is taken as constant for so many seconds, or calls of the untuned kernel if these take
+# longer; a burst of the untuned kernel counts for so many of these periods.
 MOMENT, CALLS, LATELY = 0.025, 8, 4
-RACE_SECONDS, RACES = 0.003, 2  # of a short burst, and how many a candidate has to keep up in
-BEHIND, FAR_BEHIND = 1.3, 2.0  # times the best so far: slower in all of them, or so slow in one, a candidate is dropped
-NEAR = 1.15  # times the best so far: only for what seems nearer, a long burst is worth its time
+RACE_SECONDS, RACES = 0.003, 2  # of a short burst, and the number of short bursts before a long one
+BEHIND, FAR_BEHIND = 1.3, 2.0  # times the best so far: a candidate this slow in all short bursts, or in one, is dropped
+NEAR = 1.15  # times the best so far: only faster candidates get a long burst
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Evaluator:
         self.name = self._sparse_argument()
         self.variants = FormatVariants(self.kernel, target, self.inputs, self.workload, self.name, template)
         self.fixed = self.variants(None).sizes
-        self.best = float("inf")  # of all candidates: seconds over those of the untuned kernel
+        self.best = float("inf")  # least time of all candidates, relative to the untuned kernel
         self.paces: deque[BaselineTime] = deque(maxlen=LATELY)
         if template is None:
             # A program that the sketches cannot schedule is an error here, not a failed trial.
@@ -234,7 +234,7 @@ class Evaluator:
         """Make machine code of a candidate; the reason where there can be none."""
         try:
             self.call(candidate)
-        except Exception as error:  # it costs the candidate, not the search
+        except Exception as error:  # it fails the candidate, not the search
             return reason(error)
         return None
 

@@ -282,13 +282,13 @@ class TrialLoop:
 # Final selection: which kernel a search returns, so that it is not slower than the untuned baselines.
 #
 # The untuned kernel and what ``sparsetir.build(program, expected_calls=1000)`` makes are the *incumbents*. Another
-# kernel takes their place only if it is clearly faster, and not much slower than any of them. Where the machine is so
-# noisy that the usual number of rounds does not tell, there are more of them; where these do not tell either, the
-# incumbent that was faster stays.
+# kernel replaces them only if it is clearly faster than the best of them, and not much slower than any. Where noise
+# leaves the default number of rounds undecided, more rounds are timed; where these are undecided, too, the faster
+# incumbent stays.
 
 
-BEHIND = 1.03  # times the time of an incumbent: what the result may need at most
-DOUBT = 0.05  # how likely it may be that it needs more
+BEHIND = 1.03  # upper limit of the time of the result, relative to an incumbent
+DOUBT = 0.05  # probability that the limit is exceeded
 
 Name = Candidate | None
 Costs = Mapping[Name, np.ndarray]
@@ -359,21 +359,21 @@ def judged(
     clear.sort(key=lambda name: (typical[name], () if name is None else name.key))
     able = [name for name in clear if _is_level(costs, name, standing)]
     winner = able[0] if able else best
-    # A contestant that only looks faster, and is not yet sure to be, may still turn out to be.
+    # Undecided if a candidate has a lower median, but is not significantly faster: further rounds may decide.
     is_sure = clear[:1] == able[:1] and _is_level(costs, winner, standing)
     return Outcome({name: float(np.median(turn_times)) for name, turn_times in times.items()}, winner, is_sure)
 
 
 def _is_level(costs: Costs, name: Name, incumbents: Sequence[Name]) -> bool:
-    """Return whether a contestant is certainly not much slower than any of the incumbents."""
+    """Return whether a candidate is not much slower than any of the incumbents, with confidence."""
     return all(at_most(costs[name] / costs[incumbent]) <= BEHIND for incumbent in incumbents if incumbent != name)
 
 
 def at_most(ratios: np.ndarray) -> float:
     """Return an upper confidence bound of the median of ratios, wrong with probability `DOUBT`, for any distribution.
 
-    Half of the draws lie above the median: that only few do is unlikely (the sign test). The largest one where there
-    are too few.
+    Half of the draws lie above the median, and only few of them with a small probability (the sign test). With too few
+    draws the bound is the largest one.
 
     Examples
     --------
@@ -381,14 +381,14 @@ def at_most(ratios: np.ndarray) -> float:
     (1.2, 1.1)
     """
     ordered = np.sort(ratios)
-    likely = bdtr(np.arange(len(ordered)), len(ordered), 0.5)  # that no more than so many lie above
+    likely = bdtr(np.arange(len(ordered)), len(ordered), 0.5)  # probability that at most so many lie above the median
     return float(ordered[len(ordered) - max(int(np.sum(likely <= DOUBT)), 1)])
 
 
-# The last comparison of a search: what its result rests on, and what later processes build again.
+# The last comparison of a search, from which later processes build its result.
 
 
-COMPARISON = "comparison"  # a line that has it is no trial
+COMPARISON = "comparison"  # the key of lines that are comparisons, not trials
 # A tuned kernel takes the untuned one's place if it needs at most this share of its time.
 WORTH = 0.98
 

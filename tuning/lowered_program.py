@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program as its candidates are compiled: lowered to stage II once, machine code shared in memory and on disk.
 
-Programs say nothing of the matrix but its type, so the searches of a process share their forms: what was compiled for
-one matrix serves the next.
+A program depends on the matrix only by its types, so that the searches of a process share lowered programs: machine
+code for one matrix serves all others.
 
-Machine code of candidates on disk: `sparsetir warm` makes a library for each format, searches leave what they made.
-
-What a search left is a library for each call of the compiler, and a list of its kernels for each format. It all lies
-beside the compiled kernels, under the same rules: see `sparsetir.codegen.cache`.
+On disk, `sparsetir warm` stores a library for each format. A search stores a library for each call of the compiler, and
+a list of its kernels for each format. These files are part of the cache of compiled kernels and follow its rules: see
+`sparsetir.codegen.cache`.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from sparsetir.utils.caches import Cache, cached_property
 from sparsetir.utils.packages import source_digest
 from sparsetir.utils.threads import get_num_threads
 
-MOST_FORMS = 64  # that a process keeps, the last ones used
-MOST_FRESH = 256  # calls of the compiler whose machine code waits for the disk
+MOST_FORMS = 64  # lowered programs that a process keeps, the last ones used
+MOST_FRESH = 256  # calls of the compiler whose machine code is not yet on disk
 
 Function = Callable[..., Any]
-Loops: TypeAlias = tuple[ir.IRModule, tuple[str, ...]]  # at stage III, and the choices that a call gives them
+Loops: TypeAlias = tuple[ir.IRModule, tuple[str, ...]]  # at stage III, and the choices that are arguments of a call
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +67,9 @@ class CompiledBatch:
 
 fresh: deque[CompiledBatch] = deque(
     maxlen=MOST_FRESH
-)  # that is not on disk, see `sparsetir.tuning.lowered_program.keep`
+)  # machine code that is not on disk, see `sparsetir.tuning.lowered_program.keep`
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=fresh.clear)  # the parent writes it
+    os.register_at_fork(after_in_child=fresh.clear)  # the parent process writes it
 
 
 @dataclass(frozen=True)
@@ -109,10 +108,10 @@ class LoweredProgram:
         self.func, self.target, self.template = func, make_target(target, func), template
         self.name = str(func.attrs["global_symbol"])
         self.names = [str(param.name) for param in func.params]
-        self.codes: dict[Choices, Code | None] = {}  # of shared choices; None where there is none for all of them
+        self.codes: dict[Choices, Code | None] = {}  # by shared choices; None where they cannot be compiled
         self._open: dict[int | None, Values] = {}
         self.is_filled = False
-        self.proved: set[Choices] = set()  # shared choices whose machine code had the right results
+        self.proved: set[Choices] = set()  # shared choices whose results were verified
 
     def prove(self, choices: Choices | Config) -> None:
         """Record that the results of a candidate were right."""
@@ -161,7 +160,7 @@ class LoweredProgram:
         try:
             second, late = with_late_choices(scheduled(self.second, choices, self.target))
             return to_stage_3(second), late
-        except Exception:  # `lowered` says why, or finds a schedule that is left
+        except Exception:  # `lowered` reports the error, or uses another schedule
             return None
 
 
@@ -233,8 +232,8 @@ def with_knobs(template: Any, choices: Choices | Config) -> Any:
 # -------------------------------------------------------------------------------- machine code on disk
 
 
-FOLDER = "candidates"  # in that of the kernels
-MOST_LISTS = 32  # of a format, that searches leave
+FOLDER = "candidates"  # in the cache folder of kernels
+MOST_LISTS = 32  # lists of kernels for a format
 EXIT_SECONDS = 2.0
 
 
@@ -354,7 +353,7 @@ class KernelCache:
         program = program_key(form) if entries else ""
         for entry in entries:
             if entry.program == program:
-                with contextlib.suppress(Exception):  # damaged: it is compiled again
+                with contextlib.suppress(Exception):  # a damaged file is compiled again
                     form.fill(entry.codes(), feat, entry.values)
 
     def put(
@@ -414,7 +413,7 @@ def lists_left(path: Path) -> list[Path]:
 
 
 def keep(*, seconds: float | None = None) -> None:
-    """Put the machine code that searches made and proved on disk, for those of other processes.
+    """Write verified machine code of searches to disk, for other processes.
 
     It happens by itself when a process ends, for `EXIT_SECONDS`. Nothing is written before: it would take time from
     what the caller does next.
@@ -426,7 +425,7 @@ def keep(*, seconds: float | None = None) -> None:
     """
     stop = time.monotonic() + (math.inf if seconds is None else seconds)
     while fresh and time.monotonic() < stop:
-        # A full disk or a missing linker costs the next search some compilations.
+        # With a full disk or without a linker, the next search compiles again.
         with contextlib.suppress(Exception):
             _write(fresh.pop())
 

@@ -28,20 +28,19 @@ from sparsetir.workloads.plot import aligned
 
 # Task scheduler of `tune_many`: the next trials go to the search with the highest expected gain per second.
 #
-# The whole is the time of all kernels, each as often as it is called. Ansor shares out the trials of a model's
-# subgraphs by a gradient of this kind (Zheng et al., OSDI 2020); here a batch counts by the seconds that it takes,
-# and what is left to gain falls faster than there, as searches that a trained model leads have most of it in the
-# first few trials.
+# The objective is the time of all kernels, each weighted by its calls. Ansor distributes the trials of a model's
+# subgraphs by a gradient of this kind (Zheng et al., OSDI 2020). Here a batch costs the seconds that it takes, and the
+# remaining gain decays faster: a search guided by a trained model reaches most of its gain in the first few trials.
 
 
-BATCH = 4  # trials that are expected to be measured at a time
-# Share of a kernel's time that a search after t trials may still gain, times t: searches of the shipped model are at
-# 0.94, 0.98 and 0.995 of their end after 5, 15 and 60 trials.
+BATCH = 4  # trials of a batch for the estimates
+# Share of a kernel's time that a search may still gain after t trials, times t: with the shipped model, searches reach
+# 0.94, 0.98 and 0.995 of their final speed after 5, 15 and 60 trials.
 LEFT = 0.3
 FADING = 0.5  # of what was gained by the last batches, and as much again is expected of the next ones
-TRUST = 0.5  # in that a kernel gains as much as a similar one did
-FIRST_SECONDS = 0.5  # of a batch, where none was measured
-WAKING = 0.5  # seconds until a search whose workers are with another one goes on
+TRUST = 0.5  # weight of the gain of a similar kernel
+FIRST_SECONDS = 0.5  # estimate for a batch before one was measured
+WAKING = 0.5  # seconds to resume a search whose workers are in use by another one
 
 
 @dataclass
@@ -57,7 +56,7 @@ class TaskProgress:
     batches : list of float
         Seconds of each batch.
     hinted : float, optional
-        The time that it would have with the gain of a similar kernel, while what that one found is not tried.
+        The time with the gain of a similar kernel, until the candidate of that kernel is tried.
     is_open : bool
         Whether there is anything left to try.
     """
@@ -132,11 +131,11 @@ POLICIES: dict[str, Policy] = {"gain": most_gain, "equal": equal}
 
 SECONDS = 60.0
 MOST_TRIALS = 400  # of a task
-PATIENCE = 48  # trials of a task without a better one
+PATIENCE = 48  # trials of a task without an improvement, after which it stops
 AWAKE = 2  # searches that have worker processes at a time
 FINISH_SHARE, FINISH_SECONDS = 0.2, 0.6  # of the budget at most, and of each task
 FINALISTS = 3
-MANY_SECONDS = 5.0  # of a budget for which worker processes are started
+MANY_SECONDS = 5.0  # budget from which on worker processes are started
 
 
 @renamed_parameters(calls="expected_calls")
@@ -255,14 +254,14 @@ class TaskRun(SearchRun):
         self.curve = TaskProgress(calls)
 
     def begin(self) -> None:
-        """Read what is recorded, and time the untuned kernel if it is not."""
+        """Read the records, and time the untuned kernel if they lack it."""
         start = time.perf_counter()
         super().begin()
         self._note(start)
-        self.curve.batches.clear()  # what the beginning took says nothing of a batch
+        self.curve.batches.clear()  # the start is not representative of a batch
 
     def advance(self) -> None:
-        """Advance by one batch."""
+        """Run one batch."""
         start = time.perf_counter()
         has_more = self.loop.step()
         self._note(start)
@@ -271,7 +270,7 @@ class TaskRun(SearchRun):
     def _note(self, start: float) -> None:
         best = self.history[-1].best
         self.curve.add(len(self.history), float("inf") if best is None else best, time.perf_counter() - start)
-        if best is None:  # the untuned kernel failed, and nothing has run
+        if best is None:  # the untuned kernel failed, and no candidate was timed
             self.curve.is_open = False
 
     @property
@@ -300,7 +299,7 @@ class TaskRun(SearchRun):
         )
 
     def learn(self, other: TaskRun) -> None:
-        """Try what another one found, if it gained more than this one did."""
+        """Try the candidate that another search found, if that search gained more."""
         leader, before, own_seconds = other.leader, other.untuned, self.untuned
         if leader is None or leader.seconds is None or before is None or own_seconds is None or not self.is_like(other):
             return

@@ -18,12 +18,12 @@ Timed = Callable[[float], float]
 
 BURST_SECONDS, PACE_SECONDS = 0.008, 0.006
 FEW = 5  # calls of a burst at least
-LONG = 5e-3  # seconds of a call; longer ones see their share of whatever else the machine does
+LONG = 5e-3  # seconds; longer calls average over the other work on the machine
 ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
 DUEL_TURN = 0.02  # seconds of a case in a round
-MOST_ROUNDS = 25  # where what was measured does not decide
-AGREE = 1.05  # times as long as the shortest turn: no other one is needed
-BEHIND = 1.15  # times the fastest of a round: a case that is so slow in each of the first rounds is not timed again
+MOST_ROUNDS = 25  # while the comparison is undecided
+AGREE = 1.05  # times the shortest turn: two turns this close need no third
+BEHIND = 1.15  # times the fastest of a round: a case this slow in each of the first rounds is dropped
 
 
 @dataclass(frozen=True)

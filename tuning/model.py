@@ -43,8 +43,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "regression": {"objective": "reg:squarederror"},
     "rank": {"objective": "rank:pairwise", "lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 4},
 }
-SERIAL = "serial"  # of what is said about a model: whether it was trained on kernels of one thread only
-# A failed candidate is taught as this many times slower than the slowest that ran.
+SERIAL = "serial"  # key of the metadata: whether the model was trained on kernels of one thread only
+# Target of a failed candidate, as a multiple of the slowest time of the case.
 FAILED = 2.0
 # Where what is good counts, slower trials are capped at that many times the best.
 WORST = 3.0
@@ -183,7 +183,7 @@ class CostModel:
         scores: np.ndarray = self.scale * self.booster.inplace_predict(rows)
         if not self.about.get(SERIAL):
             return scores
-        # What it never saw several threads do is left to the analytic model.
+        # Trained on one thread: the analytic model estimates the gain of several.
         return np.asarray(scores - np.log(2.0) * rows[:, list(self.names).index(PARALLEL)])
 
     def importance(self, names: Sequence[str] = ()) -> dict[str, float]:
@@ -325,7 +325,7 @@ class AnalyticModel:
 # `python -m sparsetir.tuning.train.pretrain` makes it from records of `python -m sparsetir.tuning.train.collect`.
 
 
-PLACED = "measured rates"  # what a model says that was trained with them
+PLACED = "measured rates"  # key of the metadata of models that were trained with measured rates
 PATH = Path(__file__).parent / "data" / "pretrained.json"
 
 

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recommendations of the cost model without measuring, and conformal bounds of the gains that it expects.
+"""Recommendations of the cost model without measuring, and conformal bounds of the gains that it predicts.
 
-Conformal bounds of a model's expected gains, which hold for nine matrices in ten.
+The bounds hold for nine matrices in ten. On held-out cases the model predicts the speedup of its first candidate over
+the untuned kernel. Split-conformal prediction takes a quantile of these errors as the bound of the next error: Vovk,
+Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005. Cases are grouped by operation and by the distance
+of the matrix from the training families; each group has its own quantiles.
 
-The model names its favourite of each case that it was not trained on, and says how many times faster than the untuned
-kernel it is. Split-conformal prediction takes the quantile of its past errors as the bound of its next error: Vovk,
-Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005. Cases are grouped by what the program does and by
-how near the matrix is to a family that the model knows; each group has its own quantiles.
-
-Cases of an operation that the model was not trained on are no draws from these groups. Their bounds come from the
-errors of models that were trained on all other operations: the widest that one of them needs. If a new operation is
-drawn as the k others were, it needs wider bounds with a probability of 1 / (k + 1): see Lee, Barber and Willett,
-"Distribution-free inference with hierarchical data", 2023. If each operation were given its share of one quantile
-instead, with a share for the new one, as is done there, fewer than ten operations would bound nothing.
+Cases of an operation outside of the training data are not exchangeable with these groups. For them, a model is trained
+without each known operation in turn, and the widest bound that one of these models needs is used. If the new operation
+is exchangeable with the k known ones, it needs wider bounds with a probability of 1 / (k + 1): see Lee, Barber and
+Willett, "Distribution-free inference with hierarchical data", 2023. Their method, one quantile in which each operation
+has a share, gives no bound with fewer than ten operations.
 """
 
 from __future__ import annotations
@@ -100,10 +98,10 @@ def judge(model: CostModel, encoding: WorkloadEncoding, candidate: Candidate, us
 # Model-only choice: the kernel that the pretrained model ranks first, without measuring candidates.
 
 
-MARGIN = 1.2  # of models that do not say how far they can be believed
-LOOKED_AT = 512  # candidates of the outline, besides the portfolio
-DISPATCH = 2e-6  # seconds by which a call of a tuned kernel takes longer
-FORMATS = 3  # that are converted at most before the untuned kernel is kept
+MARGIN = 1.2  # least predicted gain, for models without bounds
+LOOKED_AT = 512  # candidates that are ranked besides the portfolio
+DISPATCH = 2e-6  # seconds that the dispatch of a tuned kernel adds to a call
+FORMATS = 3  # conversions to try at most before the untuned kernel is kept
 
 
 class Workload(Protocol):
@@ -178,24 +176,25 @@ def _margin(model: CostModel, session: Workload) -> float:
 
 # Which formats and schedules a bound matrix is tried in: the rules propose, the cost model may add others.
 #
-# Asking takes time, mostly for the numbers of the pattern: the model is asked only where the calls to come take longer
-# than that. What it expects is no promise, so all are timed in the next calls: see `sparsetir.runtime.adaptive`.
+# A query of the model takes time, mostly for the features of the pattern, so that it pays only if the expected calls
+# take much longer. Predictions may be wrong, so that all candidates are timed in the next calls: see
+# `sparsetir.runtime.adaptive`.
 #
-# A model that has not seen the machine reaches 0.90 of the best measured point by its word alone, 0.93 if its first
-# choice is timed beside that of the rules, and 0.967 with four (`sparsetir bench --from`). So a candidate need not be
-# expected to be faster: what counts is how much it may save, by the spread of what the model is wrong by. That is the
-# expected improvement of Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box functions",
-# 1998. A further candidate must improve on those before it, as if they kept what they promise.
+# On a machine outside of its training data, the model's first candidate reaches 0.90 of the best measured point. It is
+# 0.93 if this candidate is timed beside that of the rules, and 0.967 with four candidates (`sparsetir bench --from`). A
+# candidate is therefore ranked by its expected improvement, which depends on the spread of the model's errors, too:
+# Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box functions", 1998. Each further
+# candidate must improve on those before it, whose predictions are taken as their times.
 
 
-ASKING, PER_ENTRY = 0.15, 0.6e-6  # seconds that asking takes: once in a process, and for each entry
-WORTH = 4.0  # times as long as asking the calls must take
-SLOWER = 3.0  # times the analytic bound that a call takes, usually
-CONVERSION = 60e-9  # seconds to convert an entry, usually
-MOST = 6  # formats that are looked at
-MOST_TRIED = 4  # formats and schedules that a matrix is tried in, besides its own
-SPREAD = 0.2  # standard deviation of the logarithm of gains, of a model without bounds
-TILED_COLUMNS = 16  # of a dense operand from which on tiles are tried
+ASKING, PER_ENTRY = 0.15, 0.6e-6  # seconds of a query: once in a process, and for each entry
+WORTH = 4.0  # the expected calls must take this many times the seconds of a query
+SLOWER = 3.0  # typical time of a call, as a multiple of the analytic bound
+CONVERSION = 60e-9  # typical seconds to convert an entry
+MOST = 6  # formats to rank
+MOST_TRIED = 4  # formats and schedules to time, besides those of the matrix as it is
+SPREAD = 0.2  # standard deviation of the logarithm of gains, for models without bounds
+TILED_COLUMNS = 16  # columns of a dense operand from which on tiles are tried
 LANES = (0, 4, 8)
 STEPS: tuple[dict[str, int], ...] = (
     {"prefetch": 8},
@@ -255,7 +254,8 @@ def chosen(
     has_room = fits(2 * MOST_TRIED * source.values.nbytes)
     likely = ranked_candidates(described, feat=dense_rows(shapes))[:MOST] if has_room else []
     on_tiles = _on_tiles(kernel, source, work) if has_room else {}
-    formats: list[Format | None] = [None, *(f for f in likely if f not in on_tiles)]  # The model knows no tiles.
+    # The model was not trained on tiles.
+    formats: list[Format | None] = [None, *(f for f in likely if f not in on_tiles)]
     if ruled is not None and ruled.format not in formats:
         formats.append(ruled.format)
     pool = [(format, change) for format in formats for change in _schedules(base, encoding.operands.feat, format)]
@@ -404,8 +404,8 @@ def _gains(encoding: WorkloadEncoding, candidates: list[Candidate]) -> np.ndarra
 
 
 LEVEL = 0.9
-UNKNOWN = "unknown"  # the group of operations that no case is of
-LEAST = 40  # cases of a group that has quantiles of its own
+UNKNOWN = "unknown"  # the group of operations outside of the training data
+LEAST = 40  # cases from which on a group has its own quantiles
 # Features that identify operations: numbers of a program that do not change with the sizes of its arguments.
 PROGRAM = ("work_gathers", "work_rows", "work_streams", "work_sums", "work_is_sparse")
 # Features that identify families: numbers of a matrix that do not grow with it.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search strategies behind one interface: they choose which candidates to measure next.
 
-A batch depends on nothing but the seed and the trials before it, so a search that was stopped goes on exactly as
-it would have, and a recorded one can be replayed.
+A batch depends only on the seed and the trials before it, so that an interrupted search resumes with the same batches,
+and a recorded search can be replayed.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from sparsetir.tuning.space import Candidate, Space
 from sparsetir.utils.arguments import shown
 
 BATCH = 4
-WARMUP = 8  # trials before the model has a say
-EPSILON = 0.1  # share of candidates that are drawn at random afterwards
+WARMUP = 8  # trials before the model ranks candidates
+EPSILON = 0.1  # share of random candidates after that
 POPULATION, CHILDREN = 16, 192  # the best trials, and how many candidates are bred from them for the model to rank
 MUTATED, CROSSED = 0.6, 0.25  # shares of the children; the others are drawn at random
-STEPS = 12  # trials without a better one, after which the neighbours of the best are tried
+STEPS = 12  # trials without an improvement, after which the neighbours of the best are tried
 OUTLINED, ADDED = 256, 64  # candidates of all formats that a pretrained model ranks: at first, then each time
-COLD = 0.25  # by how much faster a candidate must look that is to be compiled, where others are not
-ALIKE = 1  # candidates of one format in a batch, while little is known
-SURE = 1  # places of a batch for what the portfolio still has
-BELIEF = 8  # trials that a prior model is worth
-MODELS = 2  # of trials that are kept: of those before a batch, and of all
-HEAT, COOLING = 0.3, 0.97  # of annealing: a candidate so much slower is taken with a chance of 1/e; after each batch
+COLD = 0.25  # by how much faster a candidate must be predicted if it is not compiled yet and others are
+ALIKE = 1  # candidates of one format in a batch during the first trials
+SURE = 1  # candidates of a batch from the rest of the portfolio
+BELIEF = 8  # weight of the prior model, in trials
+MODELS = 2  # fitted models to keep: of the trials before a batch, and of all
+HEAT, COOLING = 0.3, 0.97  # of annealing: the slowdown accepted with probability 1/e, and its factor after each batch
 
-FASTER = 1.03  # times the best so far: what a search may miss
+FASTER = 1.03  # gain over the best so far that a search may miss
 LATELY, FEWEST_ERRORS, LEAST_ERROR = 16, 8, 0.03  # trials whose errors count, at least, and the least error of a model
 
 Known = Mapping[Candidate, float]
@@ -167,7 +167,7 @@ def _children(
     """
 
     def one() -> Candidate:
-        return best[int(len(best) * rng.random() ** 2)]  # the better, the more often
+        return best[int(len(best) * rng.random() ** 2)]  # better ones with a higher probability
 
     formats_tried = list(dict.fromkeys(c.format for c in best))
     children = []
@@ -292,9 +292,9 @@ class Search:
         self.told: dict[Candidate, float] = {}
         self._rows: dict[Candidate, np.ndarray] = {}
         self._before: dict[Candidate, float] = {}  # scores of the prior model
-        self._models: OrderedDict[int, Fitted] = OrderedDict()  # by how many trials they are of
-        self._foretold: dict[Candidate, float] = {}  # logarithms of seconds, when a candidate was asked for
-        self._expected: tuple[int, dict[Candidate, float | None]] = (0, {})  # seconds, after so many trials
+        self._models: OrderedDict[int, Fitted] = OrderedDict()  # by the number of trials they are fitted to
+        self._foretold: dict[Candidate, float] = {}  # logarithms of predicted seconds
+        self._expected: tuple[int, dict[Candidate, float | None]] = (0, {})  # trials, predicted seconds
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
         """Note a trial; `seconds` is None if it failed. A second time for the same candidate is ignored.
@@ -339,7 +339,7 @@ class Search:
         begun = len(trials) - len(trials) % BATCH
         measured = dict(trials[:begun])
         batch = [c for c in self._batch(measured, self.score(measured)) if c not in self.told]
-        # Records of another search may have used this batch up.
+        # Records of another search may contain the whole batch.
         batch = batch or self._batch(self.told, self.score(self.told))
         self._foretold |= {c: float(np.log(p)) for c, p in zip(batch, self.predicted(batch), strict=True) if p}
         return batch

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sparsetir warm`: machine code of candidates, compiled once a machine, for searches on any matrix.
 
-Programs say nothing of a matrix but its type, so a small one stands for all. Each kernel is run on it and compared with
-the untuned one.
+A program depends on the matrix only by its types, so that one small matrix serves as the sample. Each kernel runs on
+it, and its results are compared with those of the untuned kernel.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from sparsetir.workloads.inputs import DENSE
 
 OPS = ("spmm", "spmv", "sddmm")
 DTYPES = ("float32", "float64")
-ROWS, COLUMNS, DENSITY = 96, 80, 0.1  # of the matrix that stands for all
+ROWS, COLUMNS, DENSITY = 96, 80, 0.1  # of the sample matrix
 PROCESSES = 2
 
-# The formats that suit many patterns and whose programs are the same for all of them.
+# Formats that suit many patterns, and whose programs do not depend on the pattern.
 FORMATS: tuple[Format | None, ...] = (
     None,
     formats.sell(C=8, sigma=64),
