@@ -142,11 +142,11 @@ class Measurer(ABC):
 
     @abstractmethod
     def rest(self) -> None:
-        """Let processes and connections go until the next job."""
+        """Release processes and connections until the next job."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let everything go."""
+        """Release all resources."""
 
 
 class Evaluator:

@@ -37,8 +37,8 @@ from sparsetir.utils.caches import cached_property
 
 
 FORMAT = 2
-HEAD = b'{"format"'  # how a line begins, of any version
-CHOICES, KNOBS = "choices", "knobs"  # a line has one of them
+HEAD = b'{"format"'  # the beginning of a line of any version
+CHOICES, KNOBS = "choices", "knobs"  # each line has one of these keys
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Database:
     _is_checked: bool = field(default=False, repr=False)
     _has_written: bool = field(default=False, repr=False)
     _is_lost: bool = field(default=False, repr=False)
-    is_vital: ClassVar[bool] = False  # whether trials that are not recorded are worth nothing
+    is_vital: ClassVar[bool] = False  # whether a search without a writable file is useless
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -190,7 +190,7 @@ class Database:
     def load(self, key: Key) -> list[Record]:
         """Return records of `key` in the order of the file; of several for one candidate the first."""
         _check_class(key, Key, "key")
-        self._has_written = self._is_lost = False  # another search begins
+        self._has_written = self._is_lost = False  # a new search begins
         key_fields = json.loads(json.dumps(asdict(key)))
         records_by_kind: dict[Any, Record] = {}
         for line in self.lines(key.pattern.encode()):
@@ -358,7 +358,7 @@ def _fits(line: dict[str, Any], name: str) -> bool:
 # Recorded trials, grouped by what was tuned.
 
 
-LEAST = 8  # trials of a case
+LEAST = 8  # minimum trials of a case
 
 
 @dataclass(frozen=True, eq=False)
@@ -500,11 +500,11 @@ def ran(seconds: Sequence[float]) -> list[float]:
 # Generated matrices of one family with 20,000 and 100,000 entries are 0.3 to 0.7 apart; of pairs from different
 # families, one in twenty-five is nearer than this.
 RADIUS = 0.6
-PATTERNS, EACH = 2, 2  # how many patterns are asked, and for how many candidates each
-FARTHEST = 4.0  # that one number counts
-# Grow with the matrix: a kernel that suits a matrix suits a larger one of the same kind.
+PATTERNS, EACH = 2, 2  # number of similar patterns, and of candidates from each
+FARTHEST = 4.0  # maximum contribution of one feature to the distance
+# Features that grow with the matrix have a small weight: a kernel suits larger matrices of the same kind, too.
 SIZES = ("nnz", "rows", "columns", "fibers_0", "fibers_1", "row_max", "column_max", "reuse", "diagonals", "profile")
-IMAGE = "cell_"  # numbers of the density image, which are small and many
+IMAGE = "cell_"  # prefix of the features of the density image
 SIZE_WEIGHT = 0.1
 
 

@@ -32,7 +32,7 @@ from sparsetir.utils.buffers import aligned
 from sparsetir.utils.caches import cached_property
 
 MOST_VARIANTS = 16
-MOST_BYTES = 2 << 30  # of converted arguments that are held at once
+MOST_BYTES = 2 << 30  # of converted arguments that are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class FormatVariants:
             self._make_room()
             self.held[format] = self._made(format)
         form = self.held.pop(format)
-        self.held[format] = form  # the last one used
+        self.held[format] = form  # moved to the end: the most recently used
         return form
 
     def values(self, format: Format | None) -> Values | None:
@@ -143,7 +143,7 @@ class FormatVariants:
         return {name: int(self.workload.args.sizes[name]) for name in free_sizes(decode(self.func))}
 
     def _make_room(self) -> None:
-        """Let variants go that were not used for longest."""
+        """Drop the least recently used variants."""
         others = [format for format in self.held if format is not None]
         while others and (len(others) >= MOST_VARIANTS or sum(self.held[f].stored.bytes for f in others) > MOST_BYTES):
             self.held.pop(others.pop(0))
@@ -230,7 +230,7 @@ class PreparedCall:
         self.before: dict[str, np.ndarray] = {}
         results = like.written if like is not None else None
         self.args = kernel.prepare({**inputs, **self._new(kernel, results)})
-        # Where an operand begins decides more than most choices, and is not the same in two processes.
+        # The alignment of operands matters more than most choices, and differs between processes.
         arrays, dense = self.args.arrays, {str(b.storage.name) for b in self.signature.buffers.values() if b.is_dense}
         read = (dense & set(arrays)) - set(self.signature.effects.written)
         self.args = replace(self.args, arrays={**arrays, **{name: aligned(arrays[name]) for name in read}})
@@ -238,7 +238,7 @@ class PreparedCall:
             self._take({name: aligned(self.args.arrays[name].copy()) for name in self.signature.effects.written})
         else:
             self._take({name: results[name] for name in self.signature.effects.written})
-        if like is not None:  # runs have changed the arrays meanwhile
+        if like is not None:  # earlier runs may have changed the arrays
             self.before = {name: like.before[name] for name in self.before}
 
     @staticmethod
@@ -278,7 +278,7 @@ class PreparedCall:
         return partial(function, *(self.ready[name] for name in names))
 
     def reset(self) -> None:
-        """Undo runs: what is updated is as before, what is surely written is poisoned, other outputs are zero."""
+        """Undo runs: restore updated arrays, poison outputs that are fully written, and zero the others."""
         for name, array in self.written.items():
             if name in self.before:
                 array[...] = self.before[name]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of many candidates for many matrices: what cost models are trained on and searches are compared over.
+"""Records of many candidates for many matrices, to train cost models and to compare search strategies.
 
 ``python -m sparsetir.tuning.train.collect --out space.jsonl`` measures generated matrices of every family, or files,
-with the portfolio, random candidates and, at the end, a search. It goes on where it was stopped. With ``--again`` it
-measures what the file holds once more, in another order: a shared machine has slow minutes, and how far two
-measurements agree says how much a model can be asked for.
+with the portfolio, random candidates and, at the end, a search. An interrupted run resumes. With ``--again`` it
+measures the candidates of the file a second time, in another order: the differences between both measurements, on a
+shared machine, bound the accuracy of a model.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from sparsetir.workloads import suite
 from sparsetir.workloads.inputs import DENSE, find_files, from_files, make_case, say
 
 SIZES, OPS = "20000,200000,1000000", "spmm:32,spmm:128,sddmm:64,spmv"
-TRIALS, SEARCHED = 160, 0.25  # of a case, and the share of them that is searched rather than drawn
-FEAT = 64  # where an operation is named without
+TRIALS, SEARCHED = 160, 0.25  # of a case, and the share that a search chooses; the others are random
+FEAT = 64  # default number of columns
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Labelled(Database):
 
 
 def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[CollectionSource]:
-    """Members of the suite's families: ``"all"`` or names separated by commas, each with about that many entries."""
+    """Yield members of the suite's families (``"all"`` or names separated by commas) with about these entries."""
     names = [name for name in suite.families() if name != "empty"]
     chosen = names if families == "all" else [name for name in families.split(",") if name]
     unknown = [name for name in chosen if name not in names]
@@ -103,7 +103,7 @@ def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[Colle
         for seed in range(seeds):
             for name in chosen:
                 label = f"{name}-{size}" + (f"-{seed}" if seed else "")
-                # Members that differ in a number, such as pruned_50 and pruned_90, are no strangers to each other.
+                # Members that differ only in a number, such as pruned_50 and pruned_90, are one family.
                 family = re.sub(r"_\d+d?$", "", name)
                 yield CollectionSource(label, family, partial(suite.generate, name, size, seed=seed))
 
@@ -145,7 +145,7 @@ def measured(
     with closing(Session(case.program, case.inputs, None, isolate=True, **(where or {}))) as session:
         for strategy, count in (("portfolio", drawn), ("evolution", most)):
             if len(records.trials()) < count:
-                # What a shipped model likes must not decide what the next one learns from.
+                # The shipped model must not bias the training data of the next one.
                 search, budget = session.search(seed, strategy, informed=False), Budget(count, seconds)
                 explore(session, search, budget, records)
     return len(records.trials()) - before
@@ -177,7 +177,7 @@ class Again:
         return [None] * len(candidates)
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
-        """Ignore the measurement: nothing is learnt."""
+        """Ignore the measurement: the strategy uses none."""
 
 
 def measured_again(

@@ -3,12 +3,11 @@
 
 ``python -m sparsetir.tuning.train.pretrain points.jsonl --out pretrained.json --evaluate`` takes data sets of
 `sparsetir collect` or records of `sparsetir.tuning.train.collect`, prints tables in Markdown and writes the model.
-``--teacher old.json@znver4`` adds what an earlier model expects of a processor whose points are not at hand.
+``--teacher old.json@znver4`` adds predictions of an earlier model for a processor without measured points.
 
-A model that is trained on points of some machines forgets the others, and points of one thread say nothing of two. So
-some of its cases are taken once more, as if they ran on the machine that the earlier model was trained on, on two
-threads, with the times that the earlier model predicts. Hinton, Vinyals and Dean, "Distilling the knowledge in a neural
-network", 2015.
+A model knows only the machines and numbers of threads of its training data. With a teacher, a sample of the cases is
+added a second time for the teacher's machine and two threads, with the times that the teacher predicts: Hinton, Vinyals
+and Dean, "Distilling the knowledge in a neural network", 2015.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from sparsetir.utils.machine import MachineProfile, shipped_profile
 from sparsetir.workloads.inputs import say
 from sparsetir.workloads.plot import markdown
 
-EVERY = 4  # one case of so many
+EVERY = 4  # one case in so many is added
 THREADS = 2
 PIECES = (0, 1, 4, 8)  # for each thread
 
@@ -119,18 +118,18 @@ __all__ = ["taught"]
 
 
 ROUNDS, OBJECTIVE = 160, "regression"
-LED = "trees, regression"  # the model that ships
+LED = "trees, regression"  # the shipped model
 FOLDS = 10  # groups of matrices or families that are left out in turn
-OPERATION = "kind"  # what a case calls its operation
-MACHINE = "mcpu"  # what a case calls its machine
-SLOWER_ONES = 0.01  # of the cases of a machine that is left out, what may become slower
+OPERATION = "kind"  # attribute of a case: its operation
+MACHINE = "mcpu"  # attribute of a case: its machine
+SLOWER_ONES = 0.01  # share of the cases of a held-out machine that may become slower
 LEFT_OUT = ("matrix", "family", OPERATION, "dtype", "threads")
-SETTINGS_OF_MACHINES = ("threads", "mcpu")  # that a model is carried over
+SETTINGS_OF_MACHINES = ("threads", "mcpu")  # attributes of the transfer tables
 TITLES = {"kind": "operation", "threads": "number of threads", "mcpu": "mcpu"}
 SHARES, DRAWN = (0.1, 0.3, 1.0), 24  # of the matrices in a learning curve, and trials of a search that is drawn
-UNLIKELY = (0.2, 0.05, 0.02)  # chances of something better, at which searches end by themselves
+UNLIKELY = (0.2, 0.05, 0.02)  # probabilities of an improvement at which a search stops
 SPREAD = 0.3  # of the logarithms of two measurements of a point
-# Few of many numbers of a pattern tell two matrices apart: a tree that may not see them all learns less by heart.
+# Few features identify a matrix: trees that see a part of the features memorize less.
 SETTINGS: dict[str, Any] = {
     "max_depth": 8,
     "eta": 0.08,

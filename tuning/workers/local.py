@@ -32,14 +32,13 @@ from sparsetir.utils.arguments import package_of
 from sparsetir.utils.machine import CORES
 from sparsetir.utils.threads import get_num_threads
 
-# Workers of a search: processes, which may crash or hang without harm to the caller, or this one.
-#
-# A process whose parent has ended ends by itself.
+# Worker processes of a search. A crash or a hang of a candidate does not affect the caller; a worker exits after its
+# parent.
 
 
 WORKERS = max(1, min(4, CORES))
-# TVM loads torch where it is installed, which takes seconds; arguments of torch are not sent (`SENT`).
-# The parent takes the first answer for that of `begin`: a text is the reason why there is no evaluator.
+# TVM imports torch where it is installed, which takes seconds; workers need none, as no torch object is sent (`SENT`).
+# The first message to the parent is the result of `begin`; a string is the reason why there is no evaluator.
 BEGIN = """
 import sys
 try:
@@ -53,11 +52,11 @@ except BaseException as error:
     raise
 serve(int(sys.argv[1]), int(sys.argv[2]))
 """
-WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
-LAST_SECONDS = 5.0  # of a worker whose parent has ended, to put machine code on disk
-WATCH_SECONDS = 1.0  # between looks at whether the parent is there
-BEGINNINGS = 3  # times that a worker which dies before it can work is started again
-PATIENT = 6.0  # times as long for a conversion, or for a worker to begin
+WORKER = "SPARSETIR_WORKER"  # environment variable of a worker
+LAST_SECONDS = 5.0  # for a worker whose parent has ended to write machine code to disk
+WATCH_SECONDS = 1.0  # between checks that the parent runs
+BEGINNINGS = 3  # attempts to start a worker that dies before its first job
+PATIENT = 6.0  # factor of the timeout for a conversion, and for the start of a worker
 
 Job: TypeAlias = "Callable[..., Any]"
 
@@ -105,7 +104,7 @@ class Worker(Protocol):
     """Runner of jobs, functions of an `Evaluator`, in the order in which they are posted."""
 
     def post(self, job: Job, *args: Any) -> None:
-        """Ask for a job."""
+        """Send a job."""
 
     def result(self) -> tuple[Job, tuple[Any, ...], Any]:
         """Return the oldest job whose result was not taken, and its result; a `Lost` if it cost a worker its life."""
@@ -115,7 +114,7 @@ class Worker(Protocol):
         """Jobs whose result was not taken."""
 
     def allow(self, seconds: float) -> None:
-        """Let a job take at least so long."""
+        """Extend the timeout of a job to at least so many seconds."""
 
     def close(self) -> None:
         """Forget everything; the next job begins from the start."""
@@ -163,7 +162,7 @@ class Process:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the parent
+            start_new_session=True,  # Ctrl-C interrupts the parent only
         )
         theirs.close()
         self.connection: Connection[Any, Any] = Connection(ours.detach())
@@ -213,7 +212,7 @@ def modules_path() -> str:
 
 @atexit.register
 def _dismiss() -> None:
-    """Let idle workers go: each puts what it compiled on disk before it ends."""
+    """End idle workers; each writes its machine code to disk first."""
     while Process.idle:
         idle_process = Process.idle.pop()
         idle_process.connection.close()
@@ -221,7 +220,7 @@ def _dismiss() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=Process.idle.clear)  # they are the parent's
+    os.register_at_fork(after_in_child=Process.idle.clear)  # they are processes of the parent
 
 
 class RemoteWorker:
@@ -241,7 +240,7 @@ class RemoteWorker:
         self.payload, self.timeout, self.threads = payload, timeout, threads
         self.jobs: deque[tuple[Job, tuple[Any, ...]]] = deque()
         self.process: Process | None = None
-        self.is_dead = False  # before its evaluator was there
+        self.is_dead = False  # before its evaluator was made
         self.start()
 
     def start(self) -> None:
@@ -255,7 +254,7 @@ class RemoteWorker:
                 for job in self.jobs:
                     self.process.connection.send(job)
                 return
-            except OSError as error:  # it died a moment ago
+            except OSError as error:  # the process has just ended
                 if self.process is not None:
                     self.process.kill()
                 if attempt == BEGINNINGS:
@@ -273,7 +272,7 @@ class RemoteWorker:
         try:
             self.process.connection.send((job, args))
         except OSError:
-            pass  # it died; noticed when the result is awaited
+            pass  # the process has ended: reported when the result is awaited
 
     def result(self) -> tuple[Job, tuple[Any, ...], Any]:
         job, args = self.jobs[0]
@@ -309,7 +308,7 @@ class RemoteWorker:
                 return
             if not self.is_dead:
                 break
-            self.start()  # it was killed, which need not be the evaluator's fault
+            self.start()  # after a kill, which the evaluator need not have caused
         raise ExecutorLostError(f"a worker process could not begin: {error}; try isolate=False")
 
     def _receive(self, limit: float) -> Any:
@@ -335,7 +334,7 @@ def _patience(job: Job, args: tuple[Any, ...]) -> float:
     """Return how many times as long as another a job may take."""
     if job is compile_together:
         return float(len(args))
-    return PATIENT if job is prepare or args[0] is None else 1.0  # the untuned kernel must be timed
+    return PATIENT if job is prepare or args[0] is None else 1.0  # also for the untuned kernel, which must be timed
 
 
 def how_it_ended(code: int) -> str:
@@ -361,7 +360,7 @@ def serve(descriptor: int, parent: int) -> None:
         except (EOFError, OSError):
             ending.set()
             keep(seconds=LAST_SECONDS)  # the process is not waited for
-            os._exit(0)  # what happens at exit has been done
+            os._exit(0)  # handlers of the exit have run
 
 
 ending = threading.Event()
@@ -390,7 +389,7 @@ def begin(served: Served, payload: bytes) -> str | None:
 
 
 def end(served: Served) -> None:
-    """Let the evaluator go; no answer is awaited."""
+    """End the evaluator without waiting for an answer."""
 
 
 def _unpacked(payload: bytes) -> tuple[Evaluator | None, str | None]:
@@ -416,20 +415,20 @@ def evaluator_of(payload: bytes) -> Evaluator:
     return Evaluator(func, inputs, target, template, is_first=False)
 
 
-# Where candidates run: in worker processes, which may crash or hang without harm to the caller, or in this one.
+# Measurement of candidates in worker processes, whose crashes and hangs do not affect the caller, or in this process.
 #
-# The workers of a pool compile side by side and measure one at a time, while the others wait. They outlive a search,
-# so that the next one finds TVM warm; a worker whose parent has ended ends by itself.
+# The workers of a pool compile in parallel and measure one at a time, while the others wait. They outlive a search, so
+# that the next one need not start processes and import TVM; a worker exits after its parent.
 
 
-MOST_BYTES = 1 << 30  # of arguments that are copied to workers
+MOST_BYTES = 1 << 30  # of arguments to copy to workers
 TURN_SECONDS = 0.005  # of a candidate's second and third turn
-CLOSE, TURNS = 1.15, 3  # times the best so far: slower candidates get no second turn; and how many turns there are
+CLOSE, TURNS = 1.15, 3  # slower candidates, relative to the best so far, get no second turn; and the number of turns
 AHEAD = 2  # formats that are prepared while a batch is compiled
 TIMEOUT = 20.0  # seconds of one compilation or measurement
-ALLOWED = 20.0  # times the seconds of the untuned kernel, if that is more
+ALLOWED = 20.0  # multiple of the time of the untuned kernel, if that is longer
 CHEAP = 0.3  # seconds of a conversion that a second worker may repeat in order to share the compilation
-SENT = ("numpy", "scipy", "sparsetir", "builtins", "ml_dtypes")  # whose objects can be sent to a worker
+SENT = ("numpy", "scipy", "sparsetir", "builtins", "ml_dtypes")  # packages whose objects are sent to workers
 
 
 class ProcessMeasurer(Measurer):
@@ -461,7 +460,7 @@ class ProcessMeasurer(Measurer):
         return self.known[format].values
 
     def _look_ahead(self, count: int) -> None:
-        """Let the next formats be prepared while other work is waited for."""
+        """Send the preparation of the next formats, which runs while other results are awaited."""
         while count > 0 and self.upcoming:
             format = self.upcoming.popleft()
             if format not in self.homes:
@@ -505,7 +504,7 @@ class ProcessMeasurer(Measurer):
     def time(self, candidate: Candidate | None = None, worker: Worker | None = None) -> Measurement:
         """Check and time a candidate, None for the untuned kernel."""
         if candidate is None and worker is None:
-            # In every worker, as they start side by side: what starts takes time from what is timed.
+            # In every worker, as they start in parallel: a starting process would disturb the timing of another.
             return min(
                 (self.time(None, each) for each in reversed(self.workers)), key=lambda m: m.seconds or float("inf")
             )
@@ -591,7 +590,7 @@ class ProcessMeasurer(Measurer):
             return {c: self.times[c] for c in (None, *candidates) if c in self.times}
 
     def rest(self) -> None:
-        """Let the worker processes go; they begin again with the next job."""
+        """Release the worker processes; the next job acquires some again."""
         self.close()
 
     def close(self) -> None:
@@ -630,7 +629,7 @@ def pool_of(
     remote = [worker for worker in pool.workers if isinstance(worker, RemoteWorker)]
     if evaluator.template is None or all(worker.begins() is None for worker in remote):
         return pool
-    pool.close()  # a worker imports the template's module, and may not find it or find it changed
+    pool.close()  # a worker imports the template's module, which may be missing or changed
     return ProcessMeasurer([LocalWorker(evaluator)], upcoming)
 
 
@@ -649,5 +648,5 @@ def packed(evaluator: Evaluator) -> bytes | None:
         text = evaluator.template.text if evaluator.template is not None else None
         func = tvm.ir.save_json(evaluator.func)
         return pickle.dumps((func, evaluator.inputs, evaluator.target, evaluator.template, text), protocol=5)
-    except Exception:  # what objects from elsewhere raise is theirs to choose
+    except Exception:  # objects of other packages may raise any error
         return None

@@ -64,21 +64,21 @@ from sparsetir.utils.arguments import package_of, shown
 from sparsetir.utils.machine import machine_name
 from sparsetir.utils.threads import get_num_threads
 
-# What a worker of an executor does: `work`, a function that any `concurrent.futures.Executor` can send.
+# The worker side: `work`, a function that any `concurrent.futures.Executor` can send.
 #
-# Candidates run in a child process of the worker, so that one that crashes or hangs costs neither the worker nor its
-# executor. What an evaluator is made of is kept by its hash: it comes by a file where the caller's can be read, else it
-# is asked for once. One job of a machine is timed at a time, whichever executor it belongs to.
+# Candidates run in a child process of the worker, so that a crash or a hang ends neither the worker nor its executor.
+# The data of an evaluator are stored by their hash: a worker reads them from a file of the caller where it can, and
+# otherwise requests them once. A lock per machine serializes timing, also across executors.
 
 
 try:
     import fcntl
-except ImportError:  # not on Windows: what is timed there is not alone
+except ImportError:  # on Windows, where timing has no lock
     fcntl = None  # type: ignore[assignment]
 
-MOST_HELD = 4  # evaluators that a worker keeps besides the one that works
+MOST_HELD = 4  # idle evaluators that a worker keeps
 LOCK = "sparsetir-timing.lock"
-LOOK_SECONDS = 0.003  # between looks at a lock that is taken
+LOOK_SECONDS = 0.003  # between attempts to acquire the lock
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def described(desk: EvaluatorWorker) -> None:
     """Find out where the evaluator runs."""
     if desk.place is None:
         place = desk.ask(place_of, None)
-        if isinstance(place, Lost):  # one that was killed as it began says nothing of the next
+        if isinstance(place, Lost):  # a kill at the start does not predict the next one
             place = desk.ask(place_of, None)
         if isinstance(place, Lost):
             raise TuningError(f"a worker process could not begin: it {place}")
@@ -252,7 +252,7 @@ def compared(desk: EvaluatorWorker, candidates: Sequence[Candidate]) -> dict[Can
 
 
 def forgotten(desk: EvaluatorWorker) -> None:
-    """Let the evaluator go."""
+    """Release the evaluator."""
     desk.close()
 
 
@@ -290,7 +290,7 @@ class WorkerPool:
 
     def make(self, payload: bytes, order: JobRequest) -> EvaluatorWorker:
         """Return a desk for an evaluator that this process does not have."""
-        with self.lock:  # processes that are idle are shared by threads
+        with self.lock:  # threads share the idle processes
             return EvaluatorWorker(payload, order.timeout, threads_for(*order.here))
 
 
@@ -349,7 +349,7 @@ def threads_for(machine: str, threads: int) -> int:
 
 @contextmanager
 def alone(seconds: float) -> Iterator[None]:
-    """Hold the lock of this machine; after so many seconds of waiting go on without.
+    """Hold the lock of this machine; after so many seconds of waiting proceed without.
 
     Who holds it for longer than a measurement may take was stopped, and times nothing.
     """
@@ -382,16 +382,16 @@ def _lock_file() -> int:
     raise TuningError(f"the lock {path} cannot be made: is there a folder for temporary files? Set TMPDIR")
 
 
-# Candidates measured by the workers of an executor, on this machine or others: what a `ProcessMeasurer` is for local
-# processes.
+# The search side: measurement by the workers of an executor, on this machine or others, as `ProcessMeasurer` does with
+# local processes.
 #
-# Compilations run side by side, and so do measurements on different machines. A trial is reported as soon as those that
-# were requested before it are; if the executor is lost, the measurements until then still count.
+# Compilations run in parallel, as do measurements on different machines. Trials are reported in the order of their
+# requests; if the executor is lost, the trials that were reported before remain valid.
 
 
 MACHINES = ("same", "each")
-SLOTS, MOST_SLOTS = 4, 64  # jobs at a time, at least and at most
-KILLED = "KilledWorker"  # what dask raises where a job cost several workers their lives
+SLOTS, MOST_SLOTS = 4, 64  # minimum and maximum number of concurrent jobs
+KILLED = "KilledWorker"  # the error of dask if several workers died during a job
 
 
 @dataclass(frozen=True)
@@ -583,11 +583,11 @@ class ExecutorMeasurer(Measurer):
         return {c: self.times[c] for c in (None, *candidates) if c in self.times}
 
     def rest(self) -> None:
-        """Do nothing: workers of an executor let go of what they did not use for longest."""
+        """Do nothing: workers of an executor drop their least recently used evaluators."""
 
     def close(self) -> None:
-        """Let the workers' evaluators go."""
-        with suppress(Exception):  # there may be no executor any more
+        """Release the evaluators of the workers."""
+        with suppress(Exception):  # the executor may have been shut down
             for _ in range(self.slots):
                 self.executor.submit(work, self._order(forgotten))
         with suppress(OSError):
@@ -652,7 +652,7 @@ class ExecutorMeasurer(Measurer):
     def _sent(self, order: JobRequest) -> Future[JobResult]:
         try:
             future = self.executor.submit(work, order)
-        except Exception as error:  # whatever an executor of another package raises
+        except Exception as error:  # executors of other packages may raise any error
             raise ExecutorLostError(lost(reason(error))) from error
         if not isinstance(future, Future):
             raise ExecutorLostError(lost(f"submit returned {type(future).__name__}, not a concurrent.futures.Future"))
@@ -738,7 +738,7 @@ SCHEMES = ("tcp", "tls", "ucx", "ws", "wss")  # of dask's addresses
 ADDRESSES = "tcp://host:8786 of a dask scheduler, or rpc://host:9190/key of TVM's RPC tracker"
 EXPECTED = f"an executor by name is processes:2, or an address such as {ADDRESSES}"
 CONNECT_SECONDS = 10.0
-START_SECONDS = 60.0  # of a main module that is imported once more, for the error it ends with
+START_SECONDS = 60.0  # for the error with which a second import of the main module ends
 GUARD = 'RuntimeError: the script starts processes as it is imported, which each of them does: \
 move what it runs below `if __name__ == "__main__":`'
 # What a process of a pool does before its first job, with the text of errors kept.
@@ -779,7 +779,7 @@ def opened(executor: Executor | str | None) -> Iterator[Executor | str | None]:
         parsed(executor)
         yield executor
     elif kind == PROCESSES and (not rest or (rest.isdecimal() and int(rest) > 0)):
-        # Spawned: a fork would copy what this process holds and none of its threads.
+        # Spawned: a fork would copy the memory of this process, with locks of threads that it does not copy.
         with ProcessPoolExecutor(int(rest) if rest else None, get_context("spawn")) as processes:
             yield processes
     elif kind in SCHEMES and rest.startswith("//"):
@@ -813,7 +813,7 @@ def start_error(executor: Executor) -> str | None:
         sent = pickle.dumps(prepared) + pickle.dumps(first)
         command = [sys.executable, "-c", START]
         done = subprocess.run(command, input=sent, capture_output=True, timeout=START_SECONDS, check=False)
-    except Exception:  # what cannot be sent or does not end has no error to tell
+    except Exception:  # the import cannot be started or does not end, so that it has no error to report
         return None
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     return lines[-1] if done.returncode and lines else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates measured by a server of TVM's RPC, which needs neither Python nor this package.
+"""Measurement of candidates by a TVM RPC server, which needs neither Python nor this package.
 
-This process converts the argument, compiles, and checks what comes back; the server loads a library, runs and times it.
-Arguments are sent once a connection.
+This process converts the arguments, compiles, and verifies the results; the server loads a library, runs and times it.
+Arguments are sent once per connection.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from sparsetir.tuning.tuned_kernel import circumstances
 from sparsetir.tuning.workers.local import PATIENT, TIMEOUT
 
 ADDRESS = re.compile(r"rpc://([\w.-]+):(\d{1,5})/([\w.-]+)")
-FEW, MANY = 5, 500  # calls of a burst, at least and at most
+FEW, MANY = 5, 500  # minimum and maximum calls of a burst
 CONNECT_SECONDS = 5.0
-FREE_SECONDS, LOOK_SECONDS = 10.0, 0.05  # that a server is waited for, and between looks
-MOST_HELD = 3  # formats whose arguments a server holds
+FREE_SECONDS, LOOK_SECONDS = 10.0, 0.05  # to wait for a free server, and between requests to the tracker
+MOST_HELD = 3  # formats whose arguments stay on a server
 TRACKER = "python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port"
 
 
@@ -108,7 +108,7 @@ class RPCMeasurer(Measurer):
         """Return a connection that lives for another measurement."""
         limit = PATIENT * self.timeout
         if self.connection is not None and time.monotonic() - self.connection.begun > limit / 2:
-            self.connection = None  # the server ends it soon
+            self.connection = None  # the server closes it after a while
         if self.connection is None:
             self.connection = Connection(self._requested(int(limit) + 1), time.monotonic())
         return self.connection
@@ -118,13 +118,14 @@ class RPCMeasurer(Measurer):
 
         where = f"{self.host}:{self.port}"
         try:
-            socket.create_connection((self.host, self.port), CONNECT_SECONDS).close()  # TVM would try for a minute
+            # This fails at once where TVM would retry for a minute.
+            socket.create_connection((self.host, self.port), CONNECT_SECONDS).close()
             tracker = rpc.connect_tracker(self.host, self.port)
         except Exception as error:
             hint = f"begin one by {TRACKER} {self.port}"
             raise ArgumentError(f"no RPC tracker answers at {where}: {reason(error)}; {hint}") from error
         try:
-            if self._is_free(tracker):  # a request for a server that never comes would wait for ever
+            if self._is_free(tracker):  # a request without a free server would block
                 return tracker.request(self.name, session_timeout=limit, max_retry=2)
             why = "has no free server"
         except Exception as error:  # the tracker cannot be reached
@@ -208,7 +209,7 @@ class RPCMeasurer(Measurer):
             return self._measured(self._connected(), candidate)
         except ExecutorLostError:
             raise
-        except Exception as error:  # whatever it did to the server's session
+        except Exception as error:  # the candidate may have ended the session of the server
             self.connection = None
             return Measurement(error=f"on the RPC server: {reason(error)}")
 
@@ -284,11 +285,11 @@ class RPCMeasurer(Measurer):
         return self.known[format].values
 
     def rest(self) -> None:
-        """Let the server go until the next job."""
+        """Release the server until the next job."""
         self.connection = None
 
     def close(self) -> None:
-        """Let the server go, and the libraries."""
+        """Release the server, and delete the libraries."""
         self.rest()
         self.folder.cleanup()
 
