@@ -298,14 +298,14 @@ class Signature:
         Index arrays in which the compiled function looks coordinates up.
     covered : collection of str
         Results of which every element is surely written, although the program does not show it.
-    made : collection of str
+    internal : collection of str
         Arrays that no caller passes.
     """
 
     def __init__(
-        self, program: Program, searched: set[str], covered: Collection[str] = (), made: Collection[str] = ()
+        self, program: Program, searched: set[str], covered: Collection[str] = (), internal: Collection[str] = ()
     ) -> None:
-        self.program, self.made = program, made
+        self.program, self.internal = program, internal
         self.effects: Effects = analyse(program, covered)
         self.params = [parameter(p) for p in program.func.params]
         self.by_name = {p.name: p for p in self.params}
@@ -346,7 +346,7 @@ class Signature:
     @property
     def results(self) -> list[str]:
         """The arrays that a call returns: outputs, which may be passed, and arrays that no caller passes."""
-        return [*self.outputs, *(name for name in self.made if name not in self.outputs)]
+        return [*self.outputs, *(name for name in self.internal if name not in self.outputs)]
 
     # ------------------------------------------------------------------ names
 
@@ -369,7 +369,7 @@ class Signature:
 
     def unknown(self, name: str) -> ArgumentTypeError:
         """Return the error for an argument that the program does not have."""
-        buffers = [b.name for storage, b in self.holder.items() if storage not in self.made]
+        buffers = [b.name for storage, b in self.holder.items() if storage not in self.internal]
         buffers += [p.name for p in self.params if p.is_array and p.name not in self.holder]
         scalars = [p.name for p in self.params if not p.is_array]
         hint = f"it takes the buffers {', '.join(buffers)}"
@@ -680,7 +680,7 @@ class Signature:
 
     def complete(self, args: Arguments) -> None:
         """Raise unless every array that is not an output was passed."""
-        provided = {*args.arrays, *self.outputs, *self.made}
+        provided = {*args.arrays, *self.outputs, *self.internal}
         for param in self.params:
             if param.is_array and param.name not in provided:
                 raise self.missing(param)

@@ -134,7 +134,7 @@ class CompressedRows:
     def __init__(self, signature: Signature) -> None:
         matrices = {name: matrix(signature, buffer) for name, buffer in signature.buffers.items()}
         self.matrices = {name: matrix_parts for name, matrix_parts in matrices.items() if matrix_parts is not None}
-        self.arrays = [p.name for p in signature.params if p.is_array and p.name not in signature.made]
+        self.arrays = [p.name for p in signature.params if p.is_array and p.name not in signature.internal]
         self.numbers = {p.name: p for p in signature.params if not p.is_array}
 
     def arrays_of(self, matrices: Mapping[str, Any]) -> dict[str, np.ndarray] | None:

@@ -102,7 +102,7 @@ class SparseOutputKernel(Saved):
         self.options: AccumulatorOptions = compiled.schedule or AccumulatorOptions()
         self._functions: dict[str, Callable[..., Any]] = {}
         self._results = [r.storage for r in self.assembly.results]
-        self.signature = Signature(decode(self.assembly.func), compiled.searched, made=self._results)
+        self.signature = Signature(decode(self.assembly.func), compiled.searched, internal=self._results)
         self._count = Size(self.assembly.rows[-1].count) if self.assembly.rows else None
         self._lengths = [Size(a.length) for a in self.assembly.axes]
         self._blocks = [[Size(n) for n in r.inner] for r in self.assembly.results]
