@@ -292,7 +292,7 @@ def test_build_of_what_is_no_program(what: str) -> None:
     make, message = NO_PROGRAMS[what]
     with pytest.raises(ArgumentTypeError) as caught:
         sparsetir.build(make())
-    expected = "build takes a program: a PrimFunc, an IRModule, a schedule or a decomposition; "
+    expected = "build takes a program: a PrimFunc, an IRModule, a schedule or a decomposition, "
     assert str(caught.value).startswith(expected + message)
 
 
