@@ -33,8 +33,8 @@ TURNS = 8  # in which each slow test stands once
 # longer than that together are all in a turn.
 SECONDS = Path(__file__).with_name("seconds.json")
 TURN_SECONDS = 0.1
-LONG_SECONDS = 0.3  # of a test for each turn: one that takes longer stands in fewer turns
-NOTED_SECONDS = 0.3  # of tests with one case that are in that file
+LONG_SECONDS = 0.2  # of a test for each turn: one that takes longer stands in fewer turns
+NOTED_SECONDS = 0.2  # of tests with one case that are in that file
 NEAR_FRAMES = 4  # which tell TVM whether a function stands in a class
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"

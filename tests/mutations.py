@@ -124,7 +124,7 @@ FAULTS = (
     Fault(PLANS, "value.shape != shape or value.dtype is not dtype", "value.shape != shape", OF_PLANS),
     Fault(PLANS, "value.dtype is not dtype or not value.flags.carray", "value.dtype is not dtype", OF_PLANS),
     Fault(PLANS, "indptr[-1] != len(indices) or len(data)", "len(data)", OF_PLANS),
-    Fault(PLANS, "known is not array and not np.array_equal(known, array)", "False", OF_PLANS),
+    Fault(PLANS, "expected is not array and not np.array_equal(expected, array)", "False", OF_PLANS),
     Fault(PLANS, "any(np.may_share_memory(ready[at], array) for array in inputs)", "False", OF_PLANS),
     Fault(PLANS, "    if not covered:\n        return np.zeros\n", "", OF_PLANS),
     # Structure checks
