@@ -160,6 +160,8 @@ def complex_product(operation: Callable[..., Any], A: Any, B: Any, **options: An
         fault = "top, threshold: expected real values, which have an order, got complex ones"
         raise ArgumentTypeError(f"{fault}. Multiply without them.")
     dtype = _real_dtype(A, B)
+    if is_sparse(A) and A.dtype.kind != "c" and type(B) is np.ndarray and not any(options.values()):
+        return _real_times_complex(operation, A, B, np.dtype(dtype))
     a, b = _parts(A, dtype), _parts(B, dtype)
     term = lambda x, y: None if x is None or y is None else operation(x, y, **options)  # noqa: E731
     real, minus = term(a.real, b.real), term(a.imag, b.imag)
@@ -168,6 +170,17 @@ def complex_product(operation: Callable[..., Any], A: Any, B: Any, **options: An
         real = _with_values(real, _values(real) - _values(minus))
     whole = imag[0] if len(imag) == 1 else _with_values(imag[0], _values(imag[0]) + _values(imag[1]))
     return _joined(real, whole, A if sp.issparse(A) else B)
+
+
+def _real_times_complex(operation: Callable[..., Any], A: Any, B: np.ndarray, dtype: np.dtype[Any]) -> Any:
+    """Multiply a real matrix by a complex vector or matrix, whose parts are columns beside each other."""
+    _check_product(A, B)
+    kind, wanted = np.result_type(dtype, np.complex64), np.result_type(A.dtype, dtype)
+    dense = np.ascontiguousarray(B, kind)
+    columns = dense.reshape(*dense.shape, 1).view(dtype) if dense.ndim == 1 else dense.view(dtype)
+    product = operation(A if A.dtype == wanted else cast(A, wanted.name), columns)
+    product = np.ascontiguousarray(product, dtype).view(kind)
+    return product[..., 0] if dense.ndim == 1 else product
 
 
 def complex_sum(operation: Callable[..., Any], A: Any, B: Any, *args: Any, **options: Any) -> Any:
@@ -623,6 +636,11 @@ def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
             return NotImplemented
         return _compared_sparse(ufunc, tensor, other) if is_sparse(other) else _compared_dense(ufunc, tensor, other)
     _check_zeros(ufunc, ufunc(tensor.dtype.type(0), other), str(other))
+    if (matrix := tensor.scipy_matrix) is not None:
+        arrays = ufunc(matrix.data, other), matrix.indices.copy(), matrix.indptr.copy()
+        compared = type(matrix)(arrays, shape=matrix.shape)
+        compared.eliminate_zeros()
+        return SparseTensor.from_any(compared, tensor.format.name, idtype=tensor.idtype, check=False)
     positions = np.flatnonzero(ufunc(tensor.values, other))
     return of_entries(tensor, [c[positions] for c in tensor.coords], np.ones(len(positions), np.bool_), tensor.shape)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -380,6 +381,42 @@ def test_products_of_operators_are_those_of_scipy(form: str, dtype: str) -> None
         for y, z in pairs:
             assert (y.dtype, y.shape) == (z.dtype, z.shape)
             np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "dia", "bsr", "tensor"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bool"])
+def test_real_matrices_times_complex_arrays(dtype: str, format: str) -> None:
+    rng = np.random.default_rng(2)
+    dense = np.where(rng.random((6, 5)) < 0.5, rng.integers(1, 60, (6, 5)), 0).astype(dtype)
+    A = SparseTensor.from_dense(dense) if format == "tensor" else sp.csr_array(dense).asformat(format)
+    for number in (np.complex64, np.complex128):
+        x = (rng.random(5) + 1j * rng.random(5)).astype(number)
+        X = (rng.random((10, 6)) + 1j * rng.random((10, 6))).astype(number)
+        for operand in (x, x[:, None], X[::2], X[::2, ::2], np.asfortranarray(X[:5]), X[:5, :0], X[:5].astype(">c16")):
+            expected = dense @ operand
+            for actual in (sparsetir.matmul(A, operand), SparseTensor.from_any(A) @ operand):
+                assert actual.dtype == np.result_type(expected.dtype, np.complex64).newbyteorder("=")
+                assert actual.shape == expected.shape
+                np.testing.assert_allclose(actual, expected, rtol=1e-4)
+        with pytest.raises(ArgumentError):
+            sparsetir.matmul(A, x[:3])
+    if format != "tensor":
+        twice = sp.coo_array((np.full(2, 100, np.int8), ([0, 0], [1, 1])), shape=(2, 2)).tocsr(copy=False)
+        np.testing.assert_array_equal(sparsetir.matmul(twice, np.ones(2) * 1j), [np.int8(-56) * 1j, 0])
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr"])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16"])
+def test_comparisons_with_numbers_leave_out_what_is_false(dtype: str, format: str) -> None:
+    number = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    dense = np.array([[0, 1, 0, 2], [0, 0, 0, 0], [1, 0, 3, 0]]).astype(number)
+    S = SparseTensor.from_dense(dense, format)
+    for _ in range(2):
+        compared = S > 1
+        np.testing.assert_array_equal(compared.to_dense(), dense > 1)
+        assert (compared.nnz, compared.dtype) == ((dense > 1).sum(), np.bool_)
+        np.testing.assert_array_equal((S != 0).to_dense(), dense != 0)
+        np.testing.assert_array_equal(S.to_dense(), dense)  # which shares nothing with the result
 
 
 def test_complex_solves() -> None:
