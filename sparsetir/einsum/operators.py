@@ -610,14 +610,16 @@ def astype(tensor: SparseTensor, dtype: Any) -> SparseTensor:
 def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
     """Return the tensor with its dimensions in another order.
 
-    A matrix of rows becomes one of columns over the same arrays, and the other way around.
+    A matrix of rows becomes one of columns over the same index arrays, and the other way around.
     """
     axes_of = axes[0] if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)) else axes
     order = [int(d) % tensor.ndim for d in axes_of] if axes_of else list(reversed(range(tensor.ndim)))
     if sorted(order) != list(range(tensor.ndim)):
         raise ArgumentError(f"transpose names each of {tensor.ndim} dimensions once, got {tuple(axes_of)}")
     if order == [1, 0] and (matrix := tensor.scipy_matrix) is not None:
-        return SparseTensor.from_any(matrix.T, matrix.T.format, idtype=tensor.idtype, check=False)
+        flipped = matrix.T
+        flipped.data = flipped.data.copy()
+        return SparseTensor.from_any(flipped, flipped.format, idtype=tensor.idtype, check=False)
     moved: SparseTensor = transposed(tensor, order)
     return moved
 

@@ -191,7 +191,7 @@ class Operators:
 
     @property
     def T(self) -> Any:
-        """The tensor with its dimensions reversed; of a matrix of rows one of columns, over the same arrays."""
+        """The tensor with its dimensions reversed; of a matrix of rows one of columns, over its index arrays."""
         return self.transpose()
 
     def transpose(self, *axes: int) -> Any:
