@@ -341,7 +341,7 @@ def _matmul(left: Any, right: Any, precision: str | None = None) -> Any:
         raise ArgumentError(f"@ multiplies matrices and vectors, got {a} and {b} dimensions: use sparsetir.einsum")
     _check_product(left, right)
     if is_sparse(left) and is_sparse(right) and a == b == 2:
-        return SparseTensor.from_any(products.matmul(_compressed(left), _compressed(right)))
+        return SparseTensor.from_any(products.matmul(_compressed(left), _compressed(right)), check=False)
     inner, outer = "xy"[: min(a, 2)], "yz"[: min(b, 2)]
     inner, outer = ("y" if a == 1 else inner), ("y" if b == 1 else outer)
     rows = "..." if a > 2 or b > 2 else ""
@@ -394,7 +394,7 @@ def multiply(left: Any, right: Any) -> Any:
         if tuple(left.shape) != tuple(right.shape):
             return stretched(as_tensor(left), as_tensor(right))
         if tensor.ndim == 2:
-            return SparseTensor.from_any(products.multiply(_compressed(left), _compressed(right)))
+            return SparseTensor.from_any(products.multiply(_compressed(left), _compressed(right)), check=False)
         return _common(tensor, as_tensor(factor))
     return over_dense(tensor, factor)
 
@@ -547,7 +547,7 @@ def _sum(left: Any, right: Any, sign: int) -> Any:
     a, b = as_tensor(left), as_tensor(right)
     dtype = sum_dtype(a, b, sign)
     if a.ndim == 2 and dtype.name != "bool":
-        return SparseTensor.from_any(products.add(_compressed(left), _compressed(right), beta=sign))
+        return SparseTensor.from_any(products.add(_compressed(left), _compressed(right), beta=sign), check=False)
     second = b.values.astype(dtype)
     values = np.concatenate([a.values.astype(dtype), second if sign > 0 else np.negative(second)])
     coords = [np.concatenate(pair) for pair in zip(a.coords, b.coords, strict=True)]

@@ -52,7 +52,7 @@ class Origin:
     def idtype(self) -> str:
         """Index type of the source's own arrays."""
         arrays = self._index_arrays
-        return "int64" if any(a.dtype.name == "int64" for a in arrays) else "int32"
+        return "int64" if any(a.dtype == np.int64 for a in arrays) else "int32"
 
     @property
     def _index_arrays(self) -> Sequence[Array]:
