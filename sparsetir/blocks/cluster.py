@@ -147,7 +147,8 @@ def _share(operand: Array) -> Any:
         client = distributed.get_client()
     except ValueError:  # no cluster: dask's own threads share the memory
         return operand
-    return client.scatter(operand, broadcast=True)
+    # A key of the content would be that of an earlier operand which the scheduler may release meanwhile.
+    return client.scatter(operand, broadcast=True, hash=False)
 
 
 def _tree(parts: list[Any], add: Callable[..., Any], merge: Callable[..., Any], start: Any, dask: Any) -> Any:

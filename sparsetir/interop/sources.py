@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
 from sparsetir.interop.levels import Array, Level, Validator, check_level, first_outside, is_sound
 from sparsetir.utils.arguments import as_index, shown
 from sparsetir.utils.buffers import Copies
@@ -23,6 +23,10 @@ from sparsetir.utils.buffers import Copies
 
 
 HAVE_GRADIENTS = "sparsetir.torch.Graph and sparsetir.torch.matmul have gradients"
+TRANSFORMED = (
+    "transforms of torch.func (vmap, grad, jvp and others) do not go through the kernels of this package: "
+    "differentiate with torch.autograd, and call the operator once for each example"
+)
 
 
 def to_torch(array: Array) -> Any:
@@ -49,10 +53,46 @@ def _is_of_torch(kind: Any) -> bool:
 
 
 def check_detached(tensor: Any, name: str, what: str) -> None:
-    """Raise `ArgumentTypeError` where gradients are asked of a tensor: `what` has none."""
-    if tensor.requires_grad and importlib.import_module("torch").is_grad_enabled():
+    """Raise where derivatives that `what` does not have are asked of a tensor, or the tensor has no numbers.
+
+    Raises
+    ------
+    ArgumentTypeError
+        The tensor requires a gradient, has a tangent, or is a stand-in without memory.
+    LoweringError
+        A transform of torch.func is active.
+    """
+    torch = importlib.import_module("torch")
+    if tensor.requires_grad and torch.is_grad_enabled():
         fault = f"{name} requires grad, but {what} has no gradients"
         raise ArgumentTypeError(f"{fault}: pass {name}.detach(), or call under torch.no_grad(); {HAVE_GRADIENTS}")
+    if torch._C._are_functorch_transforms_active():
+        raise LoweringError(TRANSFORMED)
+    if is_dual(tensor):
+        fault = f"{name}: expected a tensor without a tangent, got a dual one, but {what} has no derivatives"
+        raise ArgumentTypeError(f"{fault}. Pass {name}.detach(); {HAVE_GRADIENTS}")
+    if type(tensor).__name__ == "FakeTensor":
+        raise ArgumentTypeError(f"{name}: expected a tensor of numbers, got a FakeTensor, which has none. Pass data.")
+
+
+def is_dual(tensor: Any) -> bool:
+    """Return whether a tensor has a tangent of torch's forward mode."""
+    forward_ad = _forward_ad()
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+@cache
+def _forward_ad() -> Any:
+    return importlib.import_module("torch.autograd.forward_ad")
+
+
+def undifferentiated(tensor: Any) -> Any:
+    """Return a tensor over the same memory of which no derivatives are asked; None where they are."""
+    if tensor.requires_grad:
+        if importlib.import_module("torch").is_grad_enabled():
+            return None
+        tensor = tensor.detach()
+    return None if is_dual(tensor) else tensor
 
 
 def torch_to_numpy(tensor: Any, name: str) -> Array:

@@ -251,7 +251,7 @@ def _from_torch(tensor: Any, name: str) -> tvm.runtime.Tensor:
     if tensor.device.type != "cpu":
         raise ArgumentTypeError(f"{name} is on {tensor.device}; models run on the cpu: pass {name}.cpu()")
     check_detached(tensor, name, "a compiled model")
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if not tensor.numel():
         return tvm.runtime.empty(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
     if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:

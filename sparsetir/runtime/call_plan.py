@@ -20,7 +20,7 @@ from numpy import ndarray  # looked up in each call
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop.sources import torch_to_numpy
+from sparsetir.interop.sources import torch_to_numpy, undifferentiated
 from sparsetir.ir import sizes
 from sparsetir.ir.views import Axis
 from sparsetir.lower.checks.compiled import ROWS_MESSAGE, order_of
@@ -90,6 +90,8 @@ _FORMATS = {  # of scipy's own classes: a look-up here is faster than their prop
     getattr(sp, f"{name}_{kind}"): name for name in COMPRESSED for kind in ("array", "matrix")
 }
 
+_TENSORS = {"Tensor": "torch", "Parameter": "torch.nn.parameter"}  # modules of classes, which are not imported for it
+
 Values: TypeAlias = Mapping[str, Any]
 
 
@@ -128,7 +130,7 @@ def make_call_key(arguments: Values) -> CallKey | None:
                 key.append(name)
                 dims.append(value)
                 continue
-            elif kind.__name__ == "Tensor" and kind.__module__ == "torch":
+            elif kind.__module__ == _TENSORS.get(kind.__name__):
                 value, mark = _from_torch(value), "torch"
             elif kind is np.memmap:
                 value = value.view(ndarray)
@@ -163,7 +165,8 @@ def _in_reach(value: Any) -> Any:
 def _from_torch(tensor: Any) -> Any:
     """Return the memory of a host tensor without gradient, of a compressed one in scipy's class; else None."""
     try:
-        if tensor.requires_grad:
+        tensor = undifferentiated(tensor)
+        if tensor is None:
             return None
         layout = str(tensor.layout)
         if layout != "torch.strided":

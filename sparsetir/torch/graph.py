@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+from sparsetir.interop.sources import TRANSFORMED
 from sparsetir.ir.halves import check_precision
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
@@ -734,7 +735,7 @@ class Graph(functions.GraphOrientations):
 def check_transforms() -> None:
     """Refuse transforms of functions, which kernels do not go through."""
     if torch._C._are_functorch_transforms_active():
-        raise LoweringError(_TRANSFORMED)
+        raise LoweringError(TRANSFORMED)
     if torch._C._get_tracing_state() is not None:
         raise LoweringError("torch.jit.trace would keep results of kernels as constants: use torch.export instead")
 
@@ -752,10 +753,6 @@ def check_layer_operand(x: Tensor) -> None:
 
 
 OPTIONAL = ("weight", "bias", "edges")
-_TRANSFORMED = (
-    "transforms of torch.func (vmap, grad, jvp and others) do not go through the kernels of this package: "
-    "differentiate with torch.autograd, and call the operator once for each example"
-)
 
 
 def _alike(*tensors: Any) -> tuple[Any, ...]:

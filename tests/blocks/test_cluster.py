@@ -76,6 +76,13 @@ def multiply(dx: Any, B: Any) -> Any:
     return dask_products.matmul(dx, B)
 
 
+def test_an_operand_is_used_again(client: Any) -> None:
+    """Each product has its own copy on the workers, whenever that of an earlier one is released."""
+    A, B = matrix(), np.arange(180.0, dtype="float32").reshape(60, 3)
+    for _ in range(12):
+        assert (multiply(chunked(A, 500), B).compute() == A @ B).all()
+
+
 def test_empty_chunks_and_columns_in_chunks() -> None:
     A, B = matrix(), np.ones((60, 2), "float32")
     A = sp.vstack([A[:100], sp.csr_array((300, 60), dtype="float32"), A[400:]], format="csr")

@@ -449,3 +449,12 @@ def test_small_weights_are_named() -> None:
     sparsify = srelax.SparsifyWeights(decide="predict")
     srelax.from_torch(torch.nn.Linear(30, 30, bias=False), (torch.randn(2, 30),), sparsify=sparsify)
     assert "smaller than 4,096 elements" in str(*sparsify.layers)
+
+
+def test_views_of_conjugates_are_read_with_their_sign() -> None:
+    net = torch.nn.Linear(8, 4).eval()
+    model = srelax.from_torch(net, (torch.randn(16, 8),))
+    z = torch.complex(torch.randn(16, 8), torch.randn(16, 8))
+    for x in (torch._neg_view(z.real), z.conj().imag):
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), net(x), rtol=1e-4, atol=1e-5)

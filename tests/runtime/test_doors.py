@@ -12,11 +12,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import sparsetir
 import torch
 from sparsetir import CooTensor, SparseTensor, einsum, einsum_expression
-from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
 
 DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")}
 DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
@@ -343,6 +345,53 @@ def test_tensors_of_derived_classes() -> None:
         np.testing.assert_array_equal(found.numpy(), D @ X.numpy())
     with pytest.raises(ArgumentTypeError, match="requires grad"):
         sparsetir.matmul(S, X.requires_grad_())
+
+
+def products_with(A: Any) -> dict[str, Callable[[Any], Any]]:
+    """Multiply a matrix by a tensor through each door."""
+    kernel, S = sparsetir.build(sparsetir.ops.spmm("float64")), SparseTensor.from_any(A)
+    return {
+        "kernel": lambda X: kernel(A=A, B=X),
+        "bound kernel": lambda X: kernel.bind(A=A)(B=X),
+        "matmul": lambda X: sparsetir.matmul(A, X),
+        "einsum": lambda X: einsum("ij,jk->ik", A, X),
+        "SparseTensor": lambda X: S @ X,
+        "lazy": lambda X: sparsetir.compute(sparsetir.lazy(A) @ X),
+    }
+
+
+DOORS = list(products_with(sp.csr_array(np.eye(2))))
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_derivatives_that_no_kernel_has_are_refused(name: str) -> None:
+    """Warm calls refuse what first calls refuse: gradients, tangents, transforms and tensors without numbers."""
+    D, X = drawn(9, (4, 4)), torch.from_numpy(drawn(10, (4, 2)))
+    product, parameter = products_with(sp.csr_array(D))[name], torch.nn.Parameter(X.clone())
+    expected = D @ X.numpy()
+    with FakeTensorMode():
+        fake = torch.rand(4, 2, dtype=torch.float64)
+    for _ in range(3):
+        with torch.no_grad():
+            for tensor in (X, parameter):
+                result = product(tensor)
+                assert type(result) is torch.Tensor
+                assert not result.requires_grad
+                np.testing.assert_array_equal(result.numpy(), expected)
+        with torch.inference_mode():
+            np.testing.assert_array_equal(product(X).numpy(), expected)
+        np.testing.assert_array_equal(product(torch._neg_view(X)).numpy(), -expected)
+        with pytest.raises(ArgumentTypeError, match="requires grad"):
+            product(parameter)
+        with forward_ad.dual_level():
+            with pytest.raises(ArgumentTypeError, match="tangent"):
+                product(forward_ad.make_dual(X, X))
+            np.testing.assert_array_equal(product(X).numpy(), expected)
+        for transform in (torch.func.vmap(product), lambda X: torch.func.jvp(product, (X[0],), (X[0],))):
+            with pytest.raises(LoweringError, match=r"torch\.func"):
+                transform(X[None])
+        with pytest.raises(ArgumentTypeError, match="FakeTensor"):
+            product(fake)
 
 
 # ------------------------------------------------------------------ frames of warm calls
