@@ -48,8 +48,12 @@ def _reduced(tensor: Any, axis: Any, keepdims: bool, result: Any) -> Any:
 
 
 def _operator(name: str, *, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    function: Callable[[Any, Any], Any] | None = None
+
     def operator(self: Any, operand: Any) -> Any:
-        function = getattr(functions(), name)
+        nonlocal function
+        if function is None:
+            function = getattr(functions(), name)
         return function(operand, self) if swapped else function(self, operand)
 
     operator.__name__ = operator.__qualname__ = name
