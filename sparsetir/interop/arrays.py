@@ -345,11 +345,11 @@ CHUNK = 1 << 18  # elements moved at a time: numpy widens a 32-bit index to 64 b
 
 
 def take(values: Array, index: Array) -> Array:
-    """Return ``values[index]`` for flat arrays."""
+    """Return ``values[index]`` for flat arrays and valid indices."""
     out = np.empty(len(index), values.dtype)
     for begin in range(0, len(index), CHUNK):
         part = slice(begin, begin + CHUNK)
-        out[part] = values[index[part]]
+        np.take(values, index[part], out=out[part], mode="wrap")  # the default, which checks, copies out first
     return out
 
 

@@ -250,6 +250,9 @@ def _from_torch(tensor: Any, name: str) -> tvm.runtime.Tensor:
         raise ArgumentTypeError(f"{fault}: pass {name}.to_dense()")
     if tensor.device.type != "cpu":
         raise ArgumentTypeError(f"{name} is on {tensor.device}; models run on the cpu: pass {name}.cpu()")
+    if tensor.is_complex() or tensor.is_quantized or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"a tensor of {tensor.dtype}"
+        raise ArgumentTypeError(f"{name}: expected a dense tensor of real numbers, got {kind}. Convert it.")
     check_detached(tensor, name, "a compiled model")
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if not tensor.numel():
