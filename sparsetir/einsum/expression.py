@@ -732,11 +732,16 @@ def add_door(call: tuple[Any, ...], operands: Sequence[Any]) -> None:
     if inspection is None or not all(is_torch(v) or type(v) in (*COMPRESSED, np.ndarray, np.memmap) for v in values):
         return
     kinds, seen, _ = inspection
+    if (call, kinds) in doors:
+        return
     subscripts, _, options = call
     kernel = _expression(subscripts, values, EinsumOptions(*options)).kernel
-    if kernel is not None:
-        plan = kernel.plans.get(seen[0]) if isinstance(kernel, Kernel) else None
-        doors[call, kinds] = kernel.call_inspected if plan is None else plan.call
+    plan = kernel.plans.get(seen[0]) if isinstance(kernel, Kernel) else None
+    doors[call, kinds] = plan.call if plan is not None else kernel.call_inspected if kernel is not None else _no_door
+
+
+def _no_door(_seen: CallKey, _arguments: dict[str, Any]) -> None:
+    """Return None: the expression is more than one kernel."""
 
 
 def share_door(call: tuple[Any, ...], other: tuple[Any, ...], operands: Sequence[Any]) -> None:

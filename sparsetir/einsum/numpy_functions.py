@@ -341,6 +341,8 @@ def total(tensor: SparseTensor, axis: Axis) -> Any:
         return _of_parts(total, tensor, axis)
     if tensor.dtype.kind in "biu" and tensor.dtype.itemsize < 8:
         tensor = astype(tensor, "uint64" if tensor.dtype.kind == "u" else "int64")
+    if not _kept(tensor, axis) and tensor.dtype.itemsize >= 4:
+        return tensor.values.sum()
     return einsum(f"{LETTERS[: tensor.ndim]}->{_kept(tensor, axis)}", tensor, result="dense")
 
 
