@@ -160,7 +160,7 @@ def complex_product(operation: Callable[..., Any], A: Any, B: Any, **options: An
         fault = "top, threshold: expected real values, which have an order, got complex ones"
         raise ArgumentTypeError(f"{fault}. Multiply without them.")
     dtype = _real_dtype(A, B)
-    if is_sparse(A) and A.dtype.kind != "c" and type(B) is np.ndarray and not any(options.values()):
+    if is_sparse(A) and A.dtype.kind != "c" and type(B) is np.ndarray and B.ndim and not any(options.values()):
         return _real_times_complex(operation, A, B, np.dtype(dtype))
     a, b = _parts(A, dtype), _parts(B, dtype)
     term = lambda x, y: None if x is None or y is None else operation(x, y, **options)  # noqa: E731
@@ -180,7 +180,7 @@ def _real_times_complex(operation: Callable[..., Any], A: Any, B: np.ndarray, dt
     columns = dense.reshape(*dense.shape, 1).view(dtype) if dense.ndim == 1 else dense.view(dtype)
     product = operation(A if A.dtype == wanted else cast(A, wanted.name), columns)
     product = np.ascontiguousarray(product, dtype).view(kind)
-    return product[..., 0] if dense.ndim == 1 else product
+    return product[..., 0][()] if dense.ndim == 1 else product
 
 
 def complex_sum(operation: Callable[..., Any], A: Any, B: Any, *args: Any, **options: Any) -> Any:

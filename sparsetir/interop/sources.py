@@ -60,13 +60,13 @@ def check_detached(tensor: Any, name: str, what: str) -> None:
     ArgumentTypeError
         The tensor requires a gradient, has a tangent, or is a stand-in without memory.
     LoweringError
-        A transform of torch.func is active.
+        The tensor is one inside of a transform of torch.func.
     """
     torch = importlib.import_module("torch")
     if tensor.requires_grad and torch.is_grad_enabled():
         fault = f"{name} requires grad, but {what} has no gradients"
         raise ArgumentTypeError(f"{fault}: pass {name}.detach(), or call under torch.no_grad(); {HAVE_GRADIENTS}")
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise LoweringError(TRANSFORMED)
     if is_dual(tensor):
         fault = f"{name}: expected a tensor without a tangent, got a dual one, but {what} has no derivatives"

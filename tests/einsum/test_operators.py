@@ -402,6 +402,12 @@ def test_real_matrices_times_complex_arrays(dtype: str, format: str) -> None:
                 np.testing.assert_allclose(actual, expected, rtol=1e-4)
         with pytest.raises(ArgumentError):
             sparsetir.matmul(A, x[:3])
+        with pytest.raises(ArgumentTypeError, match="got a number"):
+            sparsetir.matmul(A, np.array(number(2)))
+        row = SparseTensor.from_any(SparseTensor.from_dense(dense)[1])
+        for actual in (row @ x, x @ row):
+            assert isinstance(actual, np.complexfloating)
+            np.testing.assert_allclose(actual, dense[1] @ x, rtol=1e-4)
     if format != "tensor":
         twice = sp.coo_array((np.full(2, 100, np.int8), ([0, 0], [1, 1])), shape=(2, 2)).tocsr(copy=False)
         np.testing.assert_array_equal(sparsetir.matmul(twice, np.ones(2) * 1j), [np.int8(-56) * 1j, 0])
