@@ -66,7 +66,7 @@ def check_detached(tensor: Any, name: str, what: str) -> None:
     if tensor.requires_grad and torch.is_grad_enabled():
         fault = f"{name} requires grad, but {what} has no gradients"
         raise ArgumentTypeError(f"{fault}: pass {name}.detach(), or call under torch.no_grad(); {HAVE_GRADIENTS}")
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if _functorch().is_functorch_wrapped_tensor(tensor):
         raise LoweringError(TRANSFORMED)
     if is_dual(tensor):
         fault = f"{name}: expected a tensor without a tangent, got a dual one, but {what} has no derivatives"
@@ -86,8 +86,15 @@ def _forward_ad() -> Any:
     return importlib.import_module("torch.autograd.forward_ad")
 
 
+@cache
+def _functorch() -> Any:
+    return importlib.import_module("torch")._C._functorch
+
+
 def undifferentiated(tensor: Any) -> Any:
-    """Return a tensor over the same memory of which no derivatives are asked; None where they are."""
+    """Return a tensor over the same memory that is neither differentiated nor transformed; None of others."""
+    if _functorch().is_functorch_wrapped_tensor(tensor):
+        return None
     if tensor.requires_grad:
         if importlib.import_module("torch").is_grad_enabled():
             return None

@@ -390,6 +390,8 @@ def test_derivatives_that_no_kernel_has_are_refused(name: str) -> None:
         for transform in (torch.func.vmap(product), lambda X: torch.func.jvp(product, (X[0],), (X[0],))):
             with pytest.raises(LoweringError, match=r"torch\.func"):
                 transform(X[None])
+        with pytest.raises(LoweringError, match=r"torch\.func"):  # the update in place is not in its memory yet
+            torch.func.functionalize(lambda x: product(x.clone().add_(1)))(X)
         constant = torch.func.vmap(lambda y: y + product(X).sum())(torch.zeros(2, dtype=torch.float64))
         np.testing.assert_array_equal(constant.numpy(), [expected.sum()] * 2)
         with pytest.raises(ArgumentTypeError, match="FakeTensor"):
