@@ -76,13 +76,6 @@ def multiply(dx: Any, B: Any) -> Any:
     return dask_products.matmul(dx, B)
 
 
-def test_an_operand_is_used_again(client: Any) -> None:
-    """Each product has its own copy on the workers, whenever that of an earlier one is released."""
-    A, B = matrix(), np.arange(180.0, dtype="float32").reshape(60, 3)
-    for _ in range(12):
-        assert (multiply(chunked(A, 500), B).compute() == A @ B).all()
-
-
 def test_empty_chunks_and_columns_in_chunks() -> None:
     A, B = matrix(), np.ones((60, 2), "float32")
     A = sp.vstack([A[:100], sp.csr_array((300, 60), dtype="float32"), A[400:]], format="csr")
@@ -145,6 +138,13 @@ def test_two_workers_equal_one_process_bit_for_bit(client: Any, tmp_path: Path) 
     assert set(client.run(sparsetir.get_num_threads).values()) == {1}
 
 
+def test_an_operand_is_used_again(client: Any) -> None:
+    """Each product has its own copy on the workers, whenever that of an earlier one is released."""
+    A, B = matrix(), np.arange(180.0, dtype="float32").reshape(60, 3)
+    for _ in range(12):
+        assert (multiply(chunked(A, 500), B).compute() == A @ B).all()
+
+
 @pytest.mark.slow
 def test_workers_have_their_threads_and_stay_within_memory(client: Any, tmp_path: Path) -> None:
     from sparsetir.utils import memory
@@ -185,14 +185,14 @@ def test_one_copy_of_the_dense_operand_is_sent_to_each_worker(monkeypatch: pytes
     scattered = []
 
     class Client:
-        def scatter(self, value: Any, *, broadcast: bool) -> Any:
-            scattered.append((value.nbytes, broadcast))
+        def scatter(self, value: Any, *, broadcast: bool, hash: bool) -> Any:
+            scattered.append((value.nbytes, broadcast, hash))
             return "the future of B"
 
     monkeypatch.setattr(distributed, "get_client", Client)
     B = np.random.default_rng(3).random((60, 50), "float32")
     graph = multiply(chunked(matrix(), 100), B).dask
-    assert scattered == [(B.nbytes, True)]
+    assert scattered == [(B.nbytes, True, False)]
     assert B.tobytes() not in pytest.importorskip("cloudpickle").dumps(graph)
 
 
