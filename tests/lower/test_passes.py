@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -1306,3 +1307,25 @@ def test_sums_over_a_search_in_an_array_that_may_be_empty(lanes: int, found: lis
         indices=columns.astype("int32"), ends=np.array([0, len(found)], "int32"), found=np.array(found, "int32"),
     )  # fmt: skip
     np.testing.assert_array_equal(E, np.bincount(rows, np.minimum(F, G)[columns], 6).astype("float32"))
+
+
+NUMBERED_ROWS = """
+@T.prim_func
+def number_rows(a: T.handle, o: T.handle, p: T.handle, q: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (p, q))
+    A = T.match_sparse_buffer(a, (I, J), "int32")
+    O = T.match_sparse_buffer(o, (I, J), "int32")
+    with T.sp_iter([T.fuse(I, J)], "SS", "number") as [i, j]:
+        O[i, j] = A[i, j] + i
+"""
+
+
+@pytest.mark.parametrize("lengths", [[1, 1, 1], [0, 3, 0, 0, 2, 1, 0], [0, 0, 4], [5], [2, 0, 0, 2]], ids=str)
+@pytest.mark.parametrize("chunks", [0, 3])
+def test_each_position_is_in_the_last_row_that_begins_by_it(lengths: list[int], chunks: int) -> None:
+    """Rows are searched for positions of a fused loop: those at which a row begins, and those behind empty rows."""
+    pointers, columns = np.cumsum([0, *lengths]), np.concatenate([np.arange(n) for n in lengths])
+    A = sp.csr_array((np.zeros(len(columns), np.int32), columns, pointers), shape=(len(lengths), 5))
+    kernel = sparsetir.build(sparsetir.parse(NUMBERED_ROWS), schedule=Choices(chunks=chunks))
+    np.testing.assert_array_equal(kernel(A=A).data, np.repeat(np.arange(len(lengths)), lengths))
