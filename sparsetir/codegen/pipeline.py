@@ -89,7 +89,8 @@ def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModul
 
 
 def _scheduled(mod: ir.IRModule, schedule: Any, target: Any) -> ir.IRModule:
-    from sparsetir import schedules
+    from sparsetir.schedules import Registers
+    from sparsetir.schedules import schedule as apply_sketches
 
     names = [gv.name_hint for gv in mod.functions]
     if isinstance(schedule, s_tir.Schedule):
@@ -99,9 +100,9 @@ def _scheduled(mod: ir.IRModule, schedule: Any, target: Any) -> ir.IRModule:
         sch.work_on(names[0])
         return _same_params(mod, _of_function(schedule, sch).mod)
     check_schedule(schedule)
-    registers = schedules.Registers.of(target or native_target())
+    registers = Registers.of(target or native_target())
     # The sketches reorder nothing but reductions, whose order the dialect leaves open; fast-math flags cover every sum.
-    return schedules.schedule(mod, schedule, registers=registers).mod
+    return apply_sketches(mod, schedule, registers=registers).mod
 
 
 def check_schedule(schedule: Any) -> None:
@@ -130,16 +131,16 @@ def _of_function(schedule: Any, sch: s_tir.Schedule) -> s_tir.Schedule:
 
 def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir.IRModule]:
     """Return the stage-II module after a schedule, and its loops; fall back to legal choices if sketches fail."""
-    from sparsetir import schedules
+    from sparsetir.schedules import Choices, Registers, is_strict, legal_schedule
 
     try:
         second = scheduled(mod, schedule, target)
         return {2: second, 3: to_stage_3(second)}
     except Exception:
-        if not (schedule is None or isinstance(schedule, schedules.Choices)) or schedules.is_strict():
+        if not (schedule is None or isinstance(schedule, Choices)) or is_strict():
             raise
-    registers = schedules.Registers.of(target or native_target())
-    second = schedules.legal_schedule(mod, schedule, to_stage_3, registers=registers)
+    registers = Registers.of(target or native_target())
+    second = legal_schedule(mod, schedule, to_stage_3, registers=registers)
     second = _with_emulation(second, target)
     return {2: second, 3: to_stage_3(second)}
 

@@ -72,7 +72,8 @@ def test_whole_entries_are_loaded_and_damaged_ones_compiled_anew(folder: Path) -
 
 def test_nothing_else_is_left_in_the_folder(folder: Path) -> None:
     library = written(folder)
-    assert sorted(path.name for path in folder.iterdir()) == [f"{library.stem}.json", library.name]
+    assert sorted(path.name for path in folder.iterdir()) == [f"{library.stem}.json", library.name, "sources"]
+    assert len(list((folder / "sources").iterdir())) == 1  # the hash of this package's sources
     assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
 
 
