@@ -37,7 +37,7 @@ from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import Cache, cached_property, shared_cache
 from sparsetir.utils.files import CACHE_VARIABLE as CACHE_VARIABLE
-from sparsetir.utils.files import PREFIX, cache_folder, replacing, warn_unwritable
+from sparsetir.utils.files import PREFIX, cache_folder, make_private, replacing, warn_unwritable
 from sparsetir.utils.packages import quick_source_digest, source_digest
 from sparsetir.utils.threads import get_num_threads
 
@@ -63,7 +63,7 @@ def write(library: Any, path: Path, facts: dict[str, Any]) -> None:
     OSError
         There is no room.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=PREFIX) as folder:
         check_room(Path(folder))
         # The facts get their name first: a library is looked for by its own.

@@ -96,10 +96,16 @@ def write_text(path: Path, text: str, name: str = "", *, makes_folder: bool = Fa
     return path
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone."""
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
 def cache_text(path: Path, text: str) -> None:
     """Write a file that only saves time, and its folder, by `replacing`: warn once if the folder cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(path.parent)
         with replacing(path) as partial:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -248,6 +254,7 @@ __all__ = [
     "cache_text",
     "check_folder_of",
     "is_whole_library",
+    "make_private",
     "remove",
     "replacing",
     "seal",

@@ -20,6 +20,7 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir.codegen.cache import CACHE_VARIABLE, cache_folder
 from sparsetir.utils import packages
+from sparsetir.utils.files import cache_text
 
 building = importlib.import_module("sparsetir.codegen.cache")
 A = sp.csr_array(np.array([[0, 2, 0], [0, 0, 0], [1, 0, 3]], "float32"))
@@ -72,9 +73,17 @@ def test_whole_entries_are_loaded_and_damaged_ones_compiled_anew(folder: Path) -
 
 def test_nothing_else_is_left_in_the_folder(folder: Path) -> None:
     library = written(folder)
-    assert sorted(path.name for path in folder.iterdir()) == [f"{library.stem}.json", library.name, "sources"]
-    assert len(list((folder / "sources").iterdir())) == 1  # the hash of this package's sources
-    assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
+    folders = [path for path in folder.iterdir() if path.is_dir()]
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == [f"{library.stem}.json", library.name]
+    assert [path.name for path in folders] in ([], ["sources"])  # the hash of those that this process has read
+    for private in (folder, *folders):
+        assert stat.S_IMODE(private.stat().st_mode) & 0o077 == 0
+
+
+def test_the_folder_of_any_first_file_is_private(tmp_path: Path) -> None:
+    cache_text(tmp_path / "cache" / "sources" / "digest", "0")
+    for private in (tmp_path / "cache", tmp_path / "cache" / "sources"):
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
 def test_an_empty_or_relative_xdg_folder_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
