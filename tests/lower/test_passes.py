@@ -27,6 +27,7 @@ from sparsetir.lower.annotations import CHUNKS, PARALLEL_MARK
 from sparsetir.lower.checks.cached_copies import CheckCaches, GuardCopies, GuardDomains
 from sparsetir.lower.checks.execution import CheckScratch, CheckWrites
 from sparsetir.lower.rows.partition import BalanceNonzeros, work_before
+from sparsetir.lower.target.arithmetic import GuardDivisions
 from sparsetir.lower.target.half_floats import PromoteHalves
 from sparsetir.lower.target.initialization import DecomposeInit
 from sparsetir.lower.target.scratch import (
@@ -1329,3 +1330,15 @@ def test_each_position_is_in_the_last_row_that_begins_by_it(lengths: list[int], 
     A = sp.csr_array((np.zeros(len(columns), np.int32), columns, pointers), shape=(len(lengths), 5))
     kernel = sparsetir.build(sparsetir.parse(NUMBERED_ROWS), schedule=Choices(chunks=chunks))
     np.testing.assert_array_equal(kernel(A=A).data, np.repeat(np.arange(len(lengths)), lengths))
+
+
+def test_divisors_of_two_loops_over_one_variable_are_guarded() -> None:
+    i, n = Var("i", const(0, "int32").ty), Var("n", const(0, "int32").ty)
+    a = tirx.decl_buffer((20,), "int32", name="a")
+    loops = [
+        tirx.For(i, first, 5, tirx.ForKind.SERIAL, tirx.BufferStore(a, tirx.floordiv(n, i), [i])) for first in (0, 1)
+    ]
+    func = tirx.PrimFunc([n, tirx.Var("a", "handle")], tirx.SeqStmt(loops))
+    divisions = collect(GuardDivisions(as_module(func))["main"].body, tirx.FloorDiv)
+    assert len(divisions) == 2
+    assert all(isinstance(division.b, tirx.Select) for division in divisions)

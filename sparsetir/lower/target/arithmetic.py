@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,8 +54,11 @@ class _Divisors:
         for size in self.sizes:
             dtype = str(size.ty.dtype)
             self.analyzer.bind(size, ir.Range(const(0, dtype), tirx.max_value(dtype)))
-        for loop in collect(func.body, tirx.For):
-            self.analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
+        loops = collect(func.body, tirx.For)
+        counts = Counter(loop.loop_var for loop in loops)
+        for loop in loops:
+            if counts[loop.loop_var] == 1:  # the analyzer refuses a second range of a variable
+                self.analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
 
     def is_at_least(self, divisor: ir.Expr, bound: int) -> bool:
         """Return whether a divisor is never less than a number."""
