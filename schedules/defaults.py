@@ -15,9 +15,10 @@
   * A row is split among threads if it has clearly more than a thread's share of the work: one thread would compute the
     whole row while the others wait.
   * Rows that are summed into one number each are left to LLVM where it may take their terms in another order: it sums
-    long rows in several wide vectors. They are summed in vectors of few lanes where they are short, many, and of
-    varying lengths, so that the processor mispredicts the loop exit, and where they are long and LLVM has no vector
-    gathers. The shortest of them are staged: the terms of a block of rows are computed before it is summed. Where LLVM
+    long rows in several wide vectors, and the last entries of each row one by one. They are summed in vectors with a
+    masked remainder where vector gathers are fast and such entries are many; elsewhere, in few lanes, where they are
+    short, many, and of varying lengths, so that the processor mispredicts the loop exit, and where they are long. The
+    shortest of them are staged: the terms of a block of rows are computed before it is summed. Where LLVM
     must keep the order, all but short rows of one length are summed in vectors.
   * The length of dense rows is compiled in where it is at most `NARROW`: loops over whole vectors need no rest then.
   * Dense rows that are summed are kept in registers as a whole if they are shorter than the default tile. They are kept
@@ -150,6 +151,9 @@ NEAR = 0.5  # share of the private cache up to which the operand of sums in lane
 STAGED_ROWS = 64
 STAGED_MEAN = 10  # mean entries of rows of varying lengths up to which terms are staged
 STAGED_LANES = (8, 16)  # of which the first are taken where most rows have no more entries
+# Where instructions gather vectors: the lanes of a sum, and the mean entries of a row beyond whole vectors from which
+# on a masked vector is faster than LLVM's loop over them one by one.
+GATHERED_LANES, LEAST_REST = 8, 3.0
 # Mean entries of a row from which on lanes pay where LLVM gathers numbers one by one, of near operands and of others.
 GATHERED_NEAR, GATHERED_LONG = 16, 64
 
@@ -407,30 +411,36 @@ def suitable_sums(usage: Usage, arrays: Arrays, own_sums: OwnSums | None = None)
 
     Short rows of varying lengths are staged, so that no mispredicted exit of a loop over a row delays the loads of the
     next ones. Longer ones are summed in lanes as they are read if the gathered operand is near: lanes take more
-    instructions, so that fewer loads are under way at a time.
+    instructions, so that fewer loads are under way at a time. Where vectors are gathered by instructions this does not
+    matter: rows are summed in lanes unless few entries are beyond whole vectors.
     """
     for name in usage.sums:
         indptr = arrays.get(name)
         if indptr is None or len(indptr) < 2:
             continue
-        rows = len(indptr) - 1
-        mean, is_regular = int(indptr[-1]) / rows, share_of_changes(some_lengths(indptr)) <= VARYING
+        rows, lengths = len(indptr) - 1, some_lengths(indptr)
+        mean, is_regular = int(indptr[-1]) / rows, share_of_changes(lengths) <= VARYING
         if own_sums is not None and not is_regular and rows >= LEARNT and mean <= STAGED_MEAN:
             fits = mean + mean**0.5 <= STAGED_LANES[0]  # most rows, if their lengths are Poisson distributed
             return {"lanes": STAGED_LANES[0] if fits else STAGED_LANES[1], "staged": STAGED_ROWS}
         operand = max((operand.nbytes for _, operand, _ in known(usage.gathers, arrays)), default=0)
-        lanes = lanes_for(rows, mean, is_regular=is_regular, own_sums=own_sums, operand=operand)
+        rest = float(np.mean(lengths % GATHERED_LANES))
+        lanes = lanes_for(rows, mean, is_regular=is_regular, own_sums=own_sums, operand=operand, rest=rest)
         return {"lanes": lanes} if lanes else {}
     return {}
 
 
-def lanes_for(rows: int, mean: float, *, is_regular: bool, own_sums: OwnSums | None, operand: int = 0) -> int:
+def lanes_for(
+    rows: int, mean: float, *, is_regular: bool, own_sums: OwnSums | None, operand: int = 0, rest: float = 0.0
+) -> int:
     """Return the lanes for sums along so many rows of so many entries of an operand of so many bytes; 0 for none.
 
-    See `suitable_sums`.
+    `rest` are the mean entries of a row beyond multiples of `GATHERED_LANES`. See `suitable_sums`.
     """
     if own_sums is None:
         return _lanes_in_order(mean, is_regular)
+    if own_sums.gathers and rest >= LEAST_REST:
+        return GATHERED_LANES
     is_mispredicted = not is_regular and rows >= LEARNT and STAGED_MEAN < mean < 4 * LANES
     is_near = operand <= NEAR * private_cache()
     is_long = mean >= (GATHERED_NEAR if is_near else GATHERED_LONG) and not own_sums.gathers

@@ -90,8 +90,13 @@ class OwnSums:
 def _own_sums(target: Any) -> OwnSums | None:
     if not target.attrs.get(REASSOCIATE, False):
         return None
+    return OwnSums(gathers_vectors(target))
+
+
+def gathers_vectors(target: Any) -> bool:
+    """Return whether a target has instructions that gather vectors, and is not known to execute them slowly."""
     is_avoided = any(str(feature) == f"+{NO_GATHER}" for feature in target.attrs.get("mattr", None) or ())
-    return OwnSums(not is_avoided and bool(codegen.target_has_features("avx2", target)))
+    return not is_avoided and bool(codegen.target_has_features("avx2", target))
 
 
 @cache
@@ -116,4 +121,4 @@ def has_unit(target: Any, kind: str = "bf16") -> bool:
     return bool({kind, f"tile_{kind}"} & Registers.of(target).units)
 
 
-__all__ = ["OwnSums", "Registers", "has_unit"]
+__all__ = ["OwnSums", "Registers", "gathers_vectors", "has_unit"]

@@ -25,7 +25,7 @@ from sparsetir.ir.sizes import fits_int32, narrow_extents, with_sizes
 from sparsetir.ir.verifier import verify
 from sparsetir.ir.views import REDUCE, accesses, decode
 from sparsetir.lower import SCHEDULED, TO_MACHINE, TO_STAGE_2, TO_STAGE_3, as_module, run, single
-from sparsetir.lower.annotations import EMULATED, from_dialect
+from sparsetir.lower.annotations import EMULATED, GATHERS, from_dialect
 from sparsetir.lower.iterations.normalize import keeping_nan
 from sparsetir.lower.loops import with_body
 from sparsetir.lower.target.initialization import DecomposeInit
@@ -85,7 +85,7 @@ def lower(func: Any, stage: int = 3, **sizes: int) -> Any:
 
 def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModule:
     """Apply a schedule to a stage-II module: choices of the sketches, a stock schedule, or a function of one."""
-    return _with_emulation(_scheduled(mod, schedule, target), target)
+    return _with_marks(_scheduled(mod, schedule, target), target)
 
 
 def _scheduled(mod: ir.IRModule, schedule: Any, target: Any) -> ir.IRModule:
@@ -141,16 +141,19 @@ def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir
             raise
     registers = Registers.of(target or native_target())
     second = legal_schedule(mod, schedule, to_stage_3, registers=registers)
-    second = _with_emulation(second, target)
+    second = _with_marks(second, target)
     return {2: second, 3: to_stage_3(second)}
 
 
-def _with_emulation(mod: ir.IRModule, target: Any) -> ir.IRModule:
-    """Mark the functions of a module if the target emulates matrix units."""
-    if target is None or not is_emulated(target):
+def _with_marks(mod: ir.IRModule, target: Any) -> ir.IRModule:
+    """Mark the functions of a module by what the target emulates and gathers."""
+    from sparsetir.schedules.registers import gathers_vectors
+
+    if target is None:
         return mod
+    marks = {mark: True for mark, holds in ((EMULATED, is_emulated), (GATHERS, gathers_vectors)) if holds(target)}
     functions = mod.functions.items()
-    return ir.IRModule({gv: f.with_attr(EMULATED, True) if from_dialect(f) else f for gv, f in functions})
+    return ir.IRModule({gv: f.with_attrs(marks) if marks and from_dialect(f) else f for gv, f in functions})
 
 
 def _same_params(before: ir.IRModule, after: ir.IRModule) -> ir.IRModule:

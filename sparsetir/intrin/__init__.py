@@ -22,13 +22,12 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Range, Var
 
 from sparsetir.intrin import tiles
-from sparsetir.intrin.llvm_ir import BYTES, define, function_name
+from sparsetir.intrin.llvm_ir import BYTES, IMPORT, define, function_name
 from sparsetir.intrin.table import TABLE, Intrinsic, get
 from sparsetir.ir.views import cast
 
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 A_TILE, B_TILE, C_TILE = 1, 2, 0
-IMPORT = "pragma_import_llvm"
 
 
 def describe(unit: Intrinsic) -> tirx.PrimFunc:

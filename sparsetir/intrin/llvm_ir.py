@@ -11,6 +11,7 @@ from functools import cache
 
 from sparsetir.intrin.table import Intrinsic
 
+IMPORT = "pragma_import_llvm"  # the statement attribute by which TVM links LLVM IR
 TYPES = {
     "int8": "i8",
     "uint8": "i8",
@@ -20,6 +21,7 @@ TYPES = {
     "float32": "float",
 }
 BYTES = {"int8": 1, "uint8": 1, "int32": 4, "bfloat16": 2, "float16": 2, "float32": 4}
+NATURAL = {"32": 4, "64": 8}  # alignment of elements by their bits
 # Instruction and bits -> LLVM's intrinsic, and whether the vectors of 8-bit operands are passed as bytes.
 X86 = {
     ("vdpbf16ps", 512): "llvm.x86.avx512bf16.dpbf16ps.512",
@@ -401,6 +403,21 @@ def widening_functions() -> str:
 declare {floats} @llvm.fmuladd.v16f32({floats}, {floats}, {floats})""" + "".join(ordered)
 
 
+def gather_function(name: str, element: str, lanes: int, bits: int) -> str:
+    """Return the function that gathers `lanes` elements of an LLVM type by subscripts of so many bits."""
+    vector, pointers, mask = f"<{lanes} x {element}>", f"<{lanes} x ptr>", f"<{lanes} x i1>"
+    code = {"float": "f32", "double": "f64"}.get(element, element)
+    callee = f"@llvm.masked.gather.v{lanes}{code}.v{lanes}p0"
+    every = ", ".join(["i1 true"] * lanes)
+    return f"""
+define linkonce_odr {vector} @{name}(ptr %base, <{lanes} x i{bits}> %at) alwaysinline nounwind {{
+  %places = getelementptr {element}, ptr %base, <{lanes} x i{bits}> %at
+  %r = call {vector} {callee}({pointers} %places, i32 {NATURAL[code[1:]]}, {mask} <{every}>, {vector} poison)
+  ret {vector} %r
+}}
+declare {vector} {callee}({pointers}, i32 immarg, {mask}, {vector})"""
+
+
 def _few(kind: str, attributes: str) -> str:
     """Return the function that loads 16 columns of the rows of a group, and interleaves them in the columns' order."""
     bits = 16 if kind == "bf16" else 8
@@ -459,12 +476,14 @@ def _ordered(kind: str, acc: str, attributes: str) -> list[str]:
 
 __all__ = [
     "BYTES",
+    "IMPORT",
     "LANES",
     "TYPES",
     "attributes",
     "define",
     "function_name",
     "functions",
+    "gather_function",
     "reading",
     "row_functions",
     "tile_functions",

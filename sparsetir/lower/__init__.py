@@ -62,7 +62,7 @@ from sparsetir.lower.vector.registers import FactorInvariants, PromoteRegisters
 from sparsetir.lower.vector.tile_products import ConfigureTiles, UseTiles
 from sparsetir.lower.vector.vector_math import ReplaceMissing
 from sparsetir.lower.vector.vectorize import (
-    ScalarizeGathers,
+    LowerGathers,
     ScalarizeLoops,
     VectorizeDots,
     VectorizeMaps,
@@ -129,7 +129,7 @@ REWRITES = [
     VectorizeMasked,  # padded rows in the lanes of vectors, under a mask
     UnswitchLoops,  # loop unswitching: guarded terms -> guarded loops
     ScalarizeLoops,  # scalarisation: vector loops whose lanes differ -> serial loops
-    ScalarizeGathers,  # gathers of vector loops -> loads of words of indices, and scalar loads of elements
+    LowerGathers,  # gathers of vector loops -> instructions, or loads of words of indices and scalar loads of elements
     HoistScratch,  # scratch of unknown size outside the loops
     ConfigureTiles,  # tiles configured by each thread that uses them; matrix units that the target emulates
 ]

@@ -70,6 +70,7 @@ FINITE = "sparsetir.finite"
 CHOICES = "sparsetir.choices"
 DROPPED = "sparsetir.dropped"
 EMULATED = "sparsetir.emulated"
+GATHERS = "sparsetir.gathers"
 PADDED = "sparsetir.padded_rows"
 
 
@@ -328,6 +329,12 @@ TABLE = (
         "function",
         "emulate matrix instructions by other instructions",
         "without it they are emitted",
+    ),
+    Mark(
+        GATHERS,
+        "function",
+        "gather elements by vector instructions",
+        "without it they are loaded one by one",
     ),
     Mark(
         PADDED,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from typing import Any
 
@@ -14,15 +15,16 @@ from tvm import ir, tirx
 from tvm.script import tirx as tir
 
 import sparsetir
-from each import FULL
+from each import FULL, pairwise
 from fences import fenced
 from sparsetir import formats
 from sparsetir.codegen.target import native_target
 from sparsetir.ir.rewriting import collect
 from sparsetir.lower import as_module
+from sparsetir.lower.annotations import GATHERS
 from sparsetir.lower.rows.fuse_loops import FuseLoops
 from sparsetir.lower.vector.loop_transforms import UnswitchLoops, VersionLoops
-from sparsetir.lower.vector.vectorize import ScalarizeGathers, VectorizeMasked, gather
+from sparsetir.lower.vector.vectorize import LowerGathers, VectorizeMasked, gather
 from sparsetir.schedules import Choices
 
 PARALLEL = tirx.ForKind.PARALLEL
@@ -294,7 +296,7 @@ def test_padding_does_not_spread_what_is_not_finite() -> None:
         np.testing.assert_array_equal(decomposed(format)(A=A, B=B), A @ B)
 
 
-# ---------------------------------------------------------------- ScalarizeGathers
+# ---------------------------------------------------------------- LowerGathers
 
 
 def lanes_in(func: tirx.PrimFunc) -> list[tirx.For]:
@@ -315,7 +317,7 @@ GATHERED = "a[p + j] * x[indices[p + j], 2]"
 
 def worded(value: str = GATHERED, idtype: str = "int32", lanes: int = 8) -> tirx.PrimFunc:
     text = GATHER.format(value=value, idtype=idtype, lanes=lanes)
-    return ScalarizeGathers(as_module(tvm.script.from_source(text, {"tir": tir})))["main"]
+    return LowerGathers(as_module(tvm.script.from_source(text, {"tir": tir})))["main"]
 
 
 def run_lanes(func: tirx.PrimFunc, *args: Any) -> None:
@@ -376,6 +378,81 @@ def test_what_a_named_value_leads_to_stays() -> None:
         store = tirx.BufferStore(loop.body.buffer, value, loop.body.indices)
         lanes = tirx.For(loop.loop_var, loop.min, tirx.const(4, "int32"), loop.kind, store)
         assert (gather(lanes) is None) is stays
+
+
+VECTOR_GATHER = """
+@tir.prim_func(s_tir=True)
+def main(
+    x: tir.Buffer((3, 99), "{dtype}"), y: tir.Buffer(({lanes},), "{dtype}"), indices: tir.Buffer((64,), "{idtype}"),
+    p: tir.int32, row: tir.int32,
+):
+    for j in tir.vectorized({lanes}):
+        y[j] = {value}
+"""
+
+
+def gathered(value: str, dtype: str, idtype: str, lanes: int) -> tirx.PrimFunc:
+    text = VECTOR_GATHER.format(value=value, dtype=dtype, idtype=idtype, lanes=lanes)
+    func = as_module(tvm.script.from_source(text, {"tir": tir}))["main"]
+    return LowerGathers(as_module(func.with_attr(GATHERS, True)))["main"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "idtype", "lanes"),
+    pairwise(
+        ["float32", "float64", "int32", "int64", "uint32"],
+        ["int32", "uint16", "int64", "uint8", "int8", "uint32"],
+        [4, 8, 16, 32],
+    ),
+)
+def test_vectors_are_gathered_by_one_call(dtype: str, idtype: str, lanes: int) -> None:
+    func = gathered("x[row, indices[p + j] + 2]", dtype, idtype, lanes)
+    assert f"st_gather_{dtype}x{lanes}" in func.script()
+    assert not [f for f in collect(func.body, tirx.For) if f.kind == tirx.ForKind.UNROLLED]
+    rng = np.random.default_rng(lanes)
+    x = sparsetir.aligned((rng.random((3, 99)) * 1000).astype(dtype))
+    indices, y = sparsetir.aligned(rng.integers(0, 97, 64).astype(idtype)), sparsetir.aligned(np.zeros(lanes, dtype))
+    run_lanes(func, x, y, indices, 7, 1)
+    np.testing.assert_array_equal(y, x[1, indices[7 : 7 + lanes].astype(np.int64) + 2])
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "lanes"),
+    [
+        ("x[indices[p + j], row]", "float32", 8),  # elements of a column
+        ("x[row, indices[p + j] * 2]", "float32", 8),
+        ("x[row, indices[p + j] + j]", "float32", 8),
+        ("x[row, indices[p + j]]", "int16", 8),  # no instruction
+        ("x[row, indices[p + j]]", "float32", 2),
+    ],
+)
+def test_other_gathers_are_loaded_one_by_one(value: str, dtype: str, lanes: int) -> None:
+    func = gathered(value, dtype, "int32", lanes)
+    assert "st_gather" not in func.script()
+    rng = np.random.default_rng(lanes)
+    x = sparsetir.aligned((rng.random((3, 99)) * 1000).astype(dtype))
+    indices = sparsetir.aligned(rng.integers(0, 3, 64).astype(np.int32))
+    y, at, j = sparsetir.aligned(np.zeros(lanes, dtype)), indices[7 : 7 + lanes], np.arange(lanes)
+    run_lanes(func, x, y, indices, 7, 1)
+    wanted = {"p + j], row": x[at, 1], "* 2": x[1, at * 2], "+ j]]": x[1, at], "] + j": x[1, at + j]}
+    np.testing.assert_array_equal(y, next(array for part, array in wanted.items() if part in value))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("staged", [0, 64])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_sums_of_targets_that_gather_vectors(dtype: str, staged: int, lanes: int) -> None:
+    matrix = sp.random_array((80, 70), density=0.2, format="csr", dtype=dtype, rng=np.random.default_rng(lanes))
+    matrix = sp.vstack(
+        [matrix, sp.csr_array((3, 70), dtype=dtype), sp.csr_array(np.ones((1, 70), dtype))], format="csr"
+    )
+    x = np.random.default_rng(1).standard_normal(70).astype(dtype)
+    target = {"kind": "llvm", "mcpu": "x86-64-v3"} if "x86" in platform.machine().lower() else None
+    choices = Choices(lanes=lanes, staged=staged)
+    kernel = sparsetir.build(sparsetir.ops.spmv(dtype), target, schedule=choices)
+    if target is not None:
+        assert "st_gather" in kernel.script(stage=3)
+    np.testing.assert_allclose(kernel(A=matrix, x=x), matrix @ x, rtol=1e-5)
 
 
 # ---------------------------------------------------------------- VectorizeMasked

@@ -364,13 +364,16 @@ def test_lanes_where_rows_differ_in_length(lengths: list[int], wanted: int) -> N
     [
         ([8] * 9999, True, 0),
         ([8] * 9999, False, 0),
-        ([7, 19, 5, 22] * 999, True, 4),  # short, many, and of varying lengths
+        ([7, 19, 5, 22] * 999, True, 8),  # with many entries beyond whole vectors
+        ([5] * 999, True, 8),
+        ([1, 2] * 999, True, 0),
+        ([17, 16] * 999, True, 0),
         ([7, 19, 5, 22] * 999, False, 4),
-        ([5, 9, 2, 12] * 99, True, 0),  # so few that the processor knows their lengths
-        ([30, 10, 40, 50] * 4000, True, 0),
+        ([5, 9, 2, 12] * 99, False, 0),  # so few that the processor knows their lengths
+        ([32, 8, 40, 48] * 4000, True, 0),
         ([30, 10, 40, 50] * 4000, False, 4),  # without vector gathers, of an operand near by
         ([13, 14, 15, 16] * 9, False, 0),
-        ([130, 110, 140, 150] * 999, True, 0),
+        ([130, 110, 140, 150] * 999, True, 8),
         ([130, 110, 140, 150] * 9, False, 4),
         ([], True, 0),
     ],
@@ -386,8 +389,8 @@ def test_lanes_where_llvm_sums_rows_in_vectors_by_itself(lengths: list[int], gat
         ([1, 0, 3, 1] * 999, 8),
         ([1, 0, 1, 0] * 999, 8),
         ([5, 9, 2, 12] * 999, 16),
-        ([5, 9, 2, 12] * 99, 0),  # so few that the processor knows their lengths
-        ([5] * 9999, 0),
+        ([8, 9, 2, 8] * 99, 0),  # so few that the processor knows their lengths
+        ([8] * 9999, 0),
     ],
 )
 def test_many_short_rows_of_varying_lengths_are_staged(lengths: list[int], lanes: int) -> None:
@@ -399,9 +402,10 @@ def test_many_short_rows_of_varying_lengths_are_staged(lengths: list[int], lanes
 @pytest.mark.parametrize(
     ("lengths", "gathers", "near", "far"),
     [
-        ([7, 19, 5, 22] * 999, True, 4, 0),
+        ([7, 19, 5, 22] * 999, True, 8, 8),
+        ([7, 19, 5, 22] * 999, False, 4, 0),
         ([30] * 999, False, 4, 0),
-        ([30] * 999, True, 0, 0),
+        ([33] * 999, True, 0, 0),
         ([70] * 999, False, 4, 4),
     ],
 )

@@ -43,7 +43,7 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.intrin.llvm_ir import LANES, functions, reading, widening_functions
+from sparsetir.intrin.llvm_ir import IMPORT, LANES, functions, reading, widening_functions
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import collect, is_element, mentions, moves_by_one, seq, substitute
 from sparsetir.ir.views import REDUCE, cast, const
@@ -191,7 +191,6 @@ def interleaved(out: list[tirx.Stmt], kind: str, rows: list[Var]) -> list[Var]:
 # ---------------------------------------------------------------------------------------- dot products
 
 
-IMPORT = "pragma_import_llvm"
 SIGN_BITS = -0x7F7F7F80  # 0x80808080: turns signed into unsigned bytes, which are 128 more
 # Registers for sums, of 32: with more, LLVM spills those of bfloat16, whose words it keeps in registers as well.
 MAX_SUM_REGISTERS = {"bf16": 16, "int8": 24}

@@ -10,6 +10,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 from tvm.runtime import DataType
 
+from sparsetir.intrin.llvm_ir import IMPORT
 from sparsetir.ir.rewriting import all_same, collect, mentions, seq, substitute
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
@@ -141,7 +142,6 @@ def InsertPrefetch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
 # stores do.
 
 
-IMPORT = "pragma_import_llvm"
 FENCE = "sparsetir_fence"
 LLVM_NAMES = {"float32": "float", "float64": "double"}
 LEAST_BYTES = 32

@@ -29,12 +29,12 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.intrin.llvm_ir import LANES, row_functions
+from sparsetir.intrin.llvm_ir import IMPORT, LANES, row_functions
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import factors, is_along, mentions, same, seq, substitute, summands
 from sparsetir.ir.views import const
 from sparsetir.lower.loops import serial
-from sparsetir.lower.vector.dot_products import IMPORT, PAIRS, SIGN_BITS, WORD, bind, is_zero, mask
+from sparsetir.lower.vector.dot_products import PAIRS, SIGN_BITS, WORD, bind, is_zero, mask
 
 Place = dict[Var, Any]
 

@@ -73,7 +73,7 @@ from tvm.ir import Var
 
 from sparsetir.intrin import tiles
 from sparsetir.intrin.emulation import STATE_BYTES, define_tiles, emulate
-from sparsetir.intrin.llvm_ir import BYTES, LANES, functions, reading, tile_functions
+from sparsetir.intrin.llvm_ir import BYTES, IMPORT, LANES, functions, reading, tile_functions
 from sparsetir.ir.rewriting import collect, conjuncts, mentions, moves_by_one, same, seq, substitute
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
@@ -81,7 +81,6 @@ from sparsetir.lower.annotations import EMULATED, TILE, refused
 from sparsetir.lower.loops import PARALLEL, join_neighbours, serial, with_, with_body
 from sparsetir.lower.vector.dot_products import WORD, ProductNest, as_nest, bind, interleaved, is_zero, mask, parse
 
-IMPORT = "pragma_import_llvm"
 WORDS = tiles.ROWS * LANES  # 32-bit words of a tile
 STEPS = 128  # tiles of terms whose entries are laid out at once
 MAX_ROW_TILES = 2  # that share the gathered rows, where two tiles of columns are enough

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 from tvm.ir import Var
 from tvm.runtime import DataType
 
 from sparsetir.interop.arrays import HALVES
+from sparsetir.intrin.llvm_ir import IMPORT, gather_function
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import (
     all_same,
@@ -37,7 +38,7 @@ from sparsetir.ir.rewriting import (
 )
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.annotations import ALONG, DOT, MAP, PREFETCH, has_annotation, refused
+from sparsetir.lower.annotations import ALONG, DOT, GATHERS, MAP, PREFETCH, has_annotation, refused
 from sparsetir.lower.iterations.normalize import opposite
 from sparsetir.lower.loops import (
     COMBINERS,
@@ -692,7 +693,7 @@ def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 # --------------------------------------------------------------------------------------- scalarisation
 
 
-# Scalarised gathers: indices are loaded a word at a time, the gathered elements one by one.
+# Gathers: by one instruction, or indices are loaded a word at a time and the gathered elements one by one.
 #
 # before::
 #
@@ -707,13 +708,22 @@ def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 #     for j in T.vectorized(8):
 #         acc[j] = acc[j] + a[p + j] * got[j]
 #
-# A gather is one load for each lane, of which a core executes two or three per cycle. LLVM would load the indices as a
-# vector too, and extract them one by one. Half a load for each index (a quarter for 16 bits) and a shift cost less
-# than an extraction. The first index of a word is in its lowest bits. Instructions that gather whole vectors are no
-# faster (`sparsetir.codegen.target.native_target` disables them where they are slower).
+# or, in functions with the attribute ``"sparsetir.gathers"``::
+#
+#     got[0:8] = T.call_extern("float32x8", "st_gather_float32x8_int32", T.address_of(x[0]), indices[p : p + 8])
+#     ...
+#
+# The first form is one load for each lane, of which a core executes two or three per cycle. LLVM would load the indices
+# as a vector too, and extract them one by one. Half a load for each index (a quarter for 16 bits) and a shift cost less
+# than an extraction. The first index of a word is in its lowest bits.
+#
+# Instructions that gather vectors take a third of that time on Intel's processors, and no less on AMD's, for which
+# `sparsetir.codegen.target.native_target` disables them. Elements are those of the last dimension, of 32 or 64 bits.
 
 
 WORD = 64  # bits of the general-purpose registers in which subscripts are computed
+GATHERED = {"float32": "float", "float64": "double", "int32": "i32", "int64": "i64", "uint32": "i32", "uint64": "i64"}
+LEAST_GATHERED = 4  # lanes of the shortest vectors that are gathered by an instruction
 
 
 def index_of(load: ir.TensorLoad, lane: Var) -> ir.TensorLoad | None:
@@ -724,8 +734,16 @@ def index_of(load: ir.TensorLoad, lane: Var) -> ir.TensorLoad | None:
     return inner[0] if is_along(inner[0], lane) else None
 
 
-def gather(loop: tirx.For) -> tirx.Stmt | None:
-    """Move the gathers of a vector loop in front of it; None if it has none."""
+def gather(loop: tirx.For, instructions: dict[str, str] | None = None) -> tirx.Stmt | None:
+    """Move the gathers of a vector loop in front of it; None if it has none.
+
+    Parameters
+    ----------
+    loop : For
+    instructions : dict of str to str, optional
+        Functions by which vectors are gathered, with their LLVM IR: those that the loop needs are added. Without it
+        elements are loaded one by one.
+    """
     store = loop.body
     if loop.kind != VECTORIZED or not isinstance(loop.extent, tirx.IntImm) or not isinstance(store, tirx.BufferStore):
         return None
@@ -743,7 +761,8 @@ def gather(loop: tirx.For) -> tirx.Stmt | None:
             return mutator.default_mutate(load)
         got = tirx.decl_buffer([lanes], str(load.ty.dtype), name="got", scope="local", layout=None)
         buffers.append(got)
-        parts.append(taken(load, index, got, loop, each))
+        at_once = None if instructions is None else taken_at_once(load, index, got, loop, instructions)
+        parts.append(at_once or taken(load, index, got, loop, each))
         return tirx.BufferLoad(got, [lane])
 
     value = structural_mutate(store.value, [(ir.TensorLoad, on_load)])
@@ -751,6 +770,30 @@ def gather(loop: tirx.For) -> tirx.Stmt | None:
         return None
     rest = with_(loop, body=tirx.BufferStore(store.buffer, value, store.indices), notes={})
     return seq(*alloc(*buffers), *parts, renewed(rest))
+
+
+def taken_at_once(
+    load: ir.TensorLoad, index: ir.TensorLoad, got: Var, loop: tirx.For, instructions: dict[str, str]
+) -> tirx.Stmt | None:
+    """Emit the store that fills `got` by one instruction, and add its function; None where there is none for it."""
+    lane, lanes = loop.loop_var, int(loop.extent)
+    *others, last = load.indices
+    dtype, strides = str(load.ty.dtype), list(load.source.ty.strides or ())
+    is_contiguous = not strides or same(strides[-1], const(1, str(strides[-1].ty.dtype)))
+    position = cast(index, str(last.ty.dtype))
+    begin = sym.Analyzer().simplify(last - position)
+    if dtype not in GATHERED or lanes < LEAST_GATHERED or not is_contiguous or mentions([*others, begin], [lane]):
+        return None
+    idtype = "int64" if str(index.ty.dtype) in ("int64", "uint32", "uint64") else "int32"
+    name = f"st_gather_{dtype}x{lanes}_{idtype}"
+    instructions[name] = gather_function(name, GATHERED[dtype], lanes, int(DataType(idtype).bits))
+    *outer, along = index.indices
+    first = substitute(along, {lane: const(0, str(lane.ty.dtype))})
+    read = tirx.BufferLoad(index.source, [*outer, tirx.Ramp(first, const(1, str(first.ty.dtype)), lanes)])
+    places = read if str(index.ty.dtype) == idtype else tirx.Cast(f"{idtype}x{lanes}", read)
+    base = tirx.address_of(tirx.BufferLoad(load.source, [*others, begin]))
+    value = tirx.call_extern(f"{dtype}x{lanes}", name, base, places)
+    return tirx.BufferStore(got, value, [tirx.Ramp(const(0), const(1), lanes)])
 
 
 def per_word(index: ir.TensorLoad, lanes: int) -> int:
@@ -793,10 +836,15 @@ def split_word(index: ir.TensorLoad, lane: Var, first: ir.Expr, each: int) -> li
     return [cast(part, str(dtype)) for part in shifted]
 
 
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ScalarizeGathers")
-def ScalarizeGathers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.LowerGathers")
+def LowerGathers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite every gather of a function's vector loops."""
-    return each_loop(func, outer=gather)
+    instructions: dict[str, str] | None = {} if func.attrs is not None and GATHERS in func.attrs else None
+    func = each_loop(func, outer=lambda loop: gather(loop, instructions))
+    if not instructions:
+        return func
+    text = "\n".join(instructions.values())
+    return with_body(func, tirx.AttrStmt(const(0), IMPORT, ir.StringImm(text), func.body))
 
 
 # Scalarisation: a vector loop whose lanes differ in control flow or local arrays becomes a serial loop.
