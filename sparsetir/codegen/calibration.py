@@ -17,12 +17,20 @@ import numpy as np
 import tvm
 
 from sparsetir.codegen.cache import cache_folder
-from sparsetir.codegen.target import host_cpu, native_target
+from sparsetir.codegen.target import closest_name, host_cpu, native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.schedules.registers import NO_GATHER
 from sparsetir.utils.arguments import as_seconds
 from sparsetir.utils.files import cache_text
-from sparsetir.utils.machine import MachineProfile, last_cache, levels, machine_name, private_cache, shipped_profile
+from sparsetir.utils.machine import (
+    MachineProfile,
+    last_cache,
+    levels,
+    machine_name,
+    private_cache,
+    shipped_families,
+    shipped_profile,
+)
 from sparsetir.utils.packages import __version__
 from sparsetir.utils.threads import get_num_threads
 
@@ -239,8 +247,10 @@ def profile_in_use() -> MachineProfile:
 
 
 def family_profile() -> MachineProfile:
-    """Return the shipped profile for the processor that code is generated for."""
-    return shipped_profile(str(native_target().attrs.get("mcpu", "")))
+    """Return the shipped profile for the processor that code is generated for, or for the one most like it."""
+    target = native_target()
+    mcpu, added = str(target.attrs.get("mcpu", "")), [str(x) for x in target.attrs.get("mattr", None) or ()]
+    return shipped_profile(closest_name(mcpu, shipped_families(), added) or mcpu)
 
 
 def profile_key() -> str:

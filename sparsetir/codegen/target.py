@@ -452,6 +452,32 @@ def _reason(cpu: Cpu, mcpu: str, guess: str, required: Mapping[str, frozenset[st
     return f"LLVM says {guess}, but {cpu.source} reports {', '.join(more)} as well"
 
 
+def closest_name(mcpu: str, names: Iterable[str], mattr: Iterable[str] = ()) -> str | None:
+    """Return the name whose features a processor has, and most of them; None where it has those of no name.
+
+    Parameters
+    ----------
+    mcpu : str
+        LLVM's name for the processor; it is its own closest one.
+    names : iterable of str
+    mattr : iterable of str, optional
+        Features that the processor has as well, such as ``"+avx512bf16"``.
+
+    Examples
+    --------
+    >>> closest_name("raptorlake", ["skylake", "sapphirerapids", "znver3"])
+    'skylake'
+    """
+    for architecture in TRIPLES:
+        implied = _required(architecture, mcpu)
+        if implied is not None:
+            own = implied | {feature[1:] for feature in mattr if feature.startswith("+")}
+            others = {name: _required(architecture, name) for name in names}
+            fitting = {name: len(needed) for name, needed in others.items() if needed is not None and needed <= own}
+            return max(fitting, key=lambda name: (fitting[name], name == mcpu), default=None)
+    return None
+
+
 @cache
 def _required(architecture: str, mcpu: str) -> frozenset[str] | None:
     """Return the features of `X86_FLAGS` or `ARM_FLAGS` that a name implies; None if this LLVM does not know it."""
@@ -468,6 +494,7 @@ __all__ = [
     "Cpu",
     "TargetCpu",
     "choose_target",
+    "closest_name",
     "cpu_target",
     "describe_target",
     "emulating_target",

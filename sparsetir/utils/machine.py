@@ -369,6 +369,13 @@ def find_knees(costs: Sequence[float]) -> list[int]:
 
 
 @cache
+def shipped_families() -> dict[str, dict[str, Any]]:
+    """Return what is shipped of families of processors, by LLVM's names."""
+    families: dict[str, dict[str, Any]] = json.loads((DATA / "families.json").read_text())
+    return families
+
+
+@cache
 def shipped_profile(mcpu: str) -> MachineProfile:
     """Return the profile of a family of processors that the package ships; the generic one for other families.
 
@@ -377,7 +384,7 @@ def shipped_profile(mcpu: str) -> MachineProfile:
     mcpu : str
         LLVM's name for the processor.
     """
-    families = json.loads((DATA / "families.json").read_text())
+    families = shipped_families()
     family = families.get(mcpu, families[GENERIC])
     base = MachineProfile.from_dict(json.loads((DATA / f"{family['file']}.json").read_text()))
     if "sizes" not in family:
@@ -401,5 +408,6 @@ __all__ = [
     "levels",
     "machine_name",
     "private_cache",
+    "shipped_families",
     "shipped_profile",
 ]

@@ -103,6 +103,39 @@ def test_every_shipped_family_is_a_name_of_llvm() -> None:
         assert name == "generic" or target._required(architecture, name) is not None
 
 
+@pytest.mark.parametrize(
+    ("mcpu", "mattr", "family"),
+    [
+        ("emeraldrapids", [], "emeraldrapids"),
+        ("diamondrapids", [], "graniterapids-d"),
+        ("tigerlake", [], "icelake-server"),
+        ("raptorlake", [], "skylake"),
+        ("broadwell", [], "haswell"),
+        ("znver5", [], "znver5"),
+        ("neoverse-v3", [], "neoverse-v2"),
+        ("x86-64-v3", [], "generic"),
+        ("no processor", [], None),
+    ],
+)
+def test_other_processors_have_the_profile_of_the_one_most_like_them(
+    mcpu: str, mattr: list[str], family: str | None
+) -> None:
+    assert target.closest_name(mcpu, FAMILIES, mattr) == family
+
+
+def test_added_features_count_for_the_profile_of_a_masked_processor() -> None:
+    added = [f"+{feature}" for feature in target._required("x86_64", "sapphirerapids") or ()]
+    assert target.closest_name("x86-64-v4", FAMILIES, [*added, "+prefer-no-gather"]) == "emeraldrapids"
+
+
+@pytest.mark.parametrize("name", [name for names in target.NAMES.values() for name in names])
+def test_processors_with_wide_vectors_have_a_profile_of_relatives(name: str) -> None:
+    """Only those without AVX2, or of the first 64-bit Arm cores, have the generic one."""
+    features = next((found for a in target.TRIPLES if (found := target._required(a, name)) is not None), frozenset())
+    if {"avx2", "fma"} <= features or {"dotprod", "fullfp16"} <= features:
+        assert target.closest_name(name, FAMILIES) is not None
+
+
 def test_smaller_caches_of_a_relative_end_earlier() -> None:
     zen4, zen2 = shipped_profile("znver4"), shipped_profile("znver2")
     assert [level.size for level in zen2.levels if level.size] < [level.size for level in zen4.levels if level.size]
