@@ -28,10 +28,11 @@
 
 * Searches: `PORTFOLIO` for tuning, `sweep` for the coarse sweep of benchmarks.
 
-Predicted seconds are a roofline of the gathered rows and the results. Rows of a dense operand that are read through an
-index array come from the largest effective level within the private cache if they were read a short time ago, and from
-where the whole operand lies otherwise. In a panel the operand is narrower, but it is copied once, the index array is
-read once for each panel, and results are written in pieces. Arithmetic is the same for all choices and is left out.
+Predicted seconds are those of the gathered rows, of the beginnings and ends of rows, and of the results. Rows of a dense
+operand that are read through an index array come from the largest effective level within the private cache if they were
+read a short time ago, and from where the whole operand lies otherwise. In a panel the operand is narrower, but it is
+copied once, the index array is read once for each panel, and rows of results are computed in more pieces. Arithmetic is
+the same for all choices and is left out, but for the latency of a sum.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from sparsetir.ir.effects import (
 from sparsetir.ir.rewriting import collect
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import OwnSums, Registers
-from sparsetir.utils.machine import LINE, MachineProfile, last_cache, private_cache
+from sparsetir.utils.machine import LINE, ROW_ENTRIES, MachineProfile, last_cache, private_cache
 from sparsetir.utils.threads import get_num_threads
 
 
@@ -83,14 +84,20 @@ def predicted_seconds(
     prefetch : int
         Distance in entries.
     """
-    near = near_bytes(profile)
+    near, row_seconds = near_bytes(profile), ROW_LATENCIES * profile.fma_latency
     seconds = 0.0
     for indices, operand, rows in known(usage.gathers, arrays):
         row = operand.nbytes // max(rows, 1)
         read = min(panel * operand.itemsize, row) if panel else row
-        seconds += row / max(read, 1) * gathered_seconds(indices, rows, read, profile, near, prefetch)
+        gathered = gathered_seconds(indices, rows, read, profile, near, prefetch)
+        # Without the share of a row's beginning and end that the profile counts to each of its entries.
+        inner = gathered - indices.size * row_seconds / ROW_ENTRIES
+        seconds += row / max(read, 1) * max(inner, min(gathered, indices.size * profile.fma_latency))
         seconds += 2 * operand.nbytes / profile.store if panel else 0.0
     for result in results:
+        if result.ndim > 1 and result.size:
+            columns = result.shape[-1]
+            seconds += result.size / columns * -(-columns // (panel or USUAL)) * row_seconds
         if panel and result.nbytes:
             piece = panel * result.itemsize
             # A piece of a row is read into the caches before it is written.
@@ -136,7 +143,8 @@ OFTEN = 32  # entries of a row and uses of each gathered row above which packing
 VERY_OFTEN = 128  # the same if rows come from the last-level cache and those of a panel from the private one
 SHARE = 0.25  # share of the last-level cache: limit for a panel, and for a result that is not streamed
 PANELS = (128, 256, 512)  # bytes of a row of the panels whose time is estimated
-WORTH = 1.18  # times as fast as the operand as it is that a panel must be predicted to be
+WORTH = 1.05  # times as fast as the operand as it is that a panel must be predicted to be
+ROW_LATENCIES = 20  # latencies of a multiply-add that a row takes beside its entries: its exit is mispredicted
 MEMORY = 0.5  # share of the last-level cache: larger operands are assumed to come from memory
 
 TIMES_SHARE = 1.5  # multiple of a thread's share of the work above which a row is split

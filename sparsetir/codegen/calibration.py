@@ -23,6 +23,7 @@ from sparsetir.schedules.registers import NO_GATHER
 from sparsetir.utils.arguments import as_seconds
 from sparsetir.utils.files import cache_text
 from sparsetir.utils.machine import (
+    ROW_ENTRIES,
     MachineProfile,
     last_cache,
     levels,
@@ -38,7 +39,7 @@ SWITCH = "SPARSETIR_CALIBRATE"
 SECONDS = 3.0  # of the measurement that happens by itself
 ROW_BYTES, PREFETCH = (64, 128, 256, 512, 2048), (0, 8, 32)
 LEAST_SET, TIMES_LAST, MOST_SET = 16 << 10, 4, 256 << 20
-ENTRIES, ROWS = 16, 64  # of a row, and rows in a window of fresh indices
+ROWS = 64  # in a window of fresh indices
 WINDOWS = 12
 LANES, TILE = 16, 128  # float32 elements of a vector, and those that accumulate in registers
 SUMS = (1, 2, 4, 8, 12)
@@ -369,7 +370,7 @@ def _sources() -> Iterator[tuple[str, str]]:
     for size in ROW_BYTES:
         row = size // 4
         tile = min(row, TILE)
-        shape = {"row": row, "tile": tile, "tiles": row // tile, "vectors": tile // LANES, "entries": ENTRIES}
+        shape = {"row": row, "tile": tile, "tiles": row // tile, "vectors": tile // LANES, "entries": ROW_ENTRIES}
         for ahead in PREFETCH:
             prefetch = AHEAD.format(ahead=ahead, **shape) if ahead else ""
             how = {"bytes": size, "ahead": ahead, "rows": ROWS, "prefetch": prefetch}
@@ -416,7 +417,7 @@ def _seconds(call: Callable[[], None], times: int = 5) -> float:
 def _gather(loop: Callable[[str], Callable[..., None]]) -> Any:
     rng = np.random.default_rng(0)
     data = np.ones(working_sets()[-1] // 4, np.float32)
-    drawn = rng.random(WINDOWS * ROWS * ENTRIES + max(PREFETCH), dtype=np.float32)
+    drawn = rng.random(WINDOWS * ROWS * ROW_ENTRIES + max(PREFETCH), dtype=np.float32)
     return tuple(
         tuple(_gather_at(loop, data, drawn, size, working_set) for working_set in working_sets()) for size in ROW_BYTES
     )
@@ -432,9 +433,9 @@ def _gather_at(loop: Any, data: np.ndarray, drawn: np.ndarray, size: int, workin
         operand.max()  # what a cache can hold of the working set is in it
         for window in range(WINDOWS):
             begin = time.perf_counter()
-            call(operand, index, out, count, index.size, window * ROWS * ENTRIES)
+            call(operand, index, out, count, index.size, window * ROWS * ROW_ENTRIES)
             seconds.append(time.perf_counter() - begin)
-        medians.append(statistics.median(seconds) / (ROWS * ENTRIES))
+        medians.append(statistics.median(seconds) / (ROWS * ROW_ENTRIES))
     return tuple(medians)
 
 

@@ -3,8 +3,8 @@
 
 Rules and the cost model predict which format is faster; timed calls decide. A matrix that is bound for many calls is
 converted at the first one (``sparsetir.build(program, expected_calls=...)``), or on a background thread once its calls
-have taken long enough that a conversion costs less than it may save. Calls then alternate between the kernels until
-each has been timed a few times, and the fastest kernel makes all later calls.
+have taken long enough that a conversion costs less than it may save. Bursts of calls then alternate between the kernels
+until each has been timed a few times, and the fastest kernel makes all later calls.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SWITCH = "SPARSETIR_CONVERT"  # 0 turns conversions on background threads off
 MIN_ENTRIES = 1 << 14  # of a matrix; code for another format costs more than the calls of a smaller one
 TRIAL_CALLS = 8  # before formats are compared if expected_calls is not set
 TRIAL_SECONDS = 0.2  # of these calls at least: about what compiling and converting take, so that short runs do neither
-SAMPLES, MOST_SAMPLES = 3, 32  # timed calls of each candidate
-BURST = 4  # consecutive calls of a candidate; the first one reads its matrix from memory, not from a cache
+SAMPLES, MOST_SAMPLES = 4, 20  # timed calls of each candidate
+BURST = 3  # consecutive calls of a candidate; the first one reads its matrix from memory, not from a cache
 SAMPLED_SECONDS = 1e-3  # that the samples of a candidate with short calls take together
 SHORT_CALL = 20e-6  # seconds; overhead dominates shorter calls, so that a format for expected calls is kept
 TIMED_SHORT = 16  # short calls for each timed one
@@ -50,6 +50,9 @@ MOST_SHAPES = 64  # of arguments whose faster kernel is recorded
 
 class Trial:
     """Time calls of candidates in turn, until the fastest is known.
+
+    The first call of each is not timed, as it may compile. Bursts of calls follow, at least two of each candidate, so
+    that a phase in which the machine is slower counts for all of them; the first call of a burst is not timed either.
 
     Parameters
     ----------
@@ -71,29 +74,55 @@ class Trial:
     """
 
     def __init__(self, candidates: Sequence[tuple[str, Call]]) -> None:
-        self.candidates: list[tuple[str, Call, list[float]]] = [(name, call, []) for name, call in candidates]
+        self.candidates = [_Candidate(name, call) for name, call in candidates]
         self.best: Call | None = None
         self.winner = ""
 
     def __call__(self, *operands: Any, **arguments: Any) -> Any:
-        """Make a call by the candidate with the fewest bursts of samples."""
-        _, call, seconds = min(self.candidates, key=lambda candidate: len(candidate[2]) // BURST)
-        start = time.perf_counter()
-        result = call(*operands, **arguments)
-        seconds.append(time.perf_counter() - start)
-        if all(_is_sampled(seconds) for *_, seconds in self.candidates):
-            self.winner, self.best, _ = min(self.candidates, key=lambda candidate: _least(candidate[2]))
+        """Make a call by the candidate with the fewest bursts of calls."""
+        candidate = min(self.candidates, key=lambda candidate: candidate.bursts)
+        result = candidate(operands, arguments)
+        if all(candidate.is_sampled for candidate in self.candidates):
+            fastest = min(self.candidates, key=lambda candidate: min(candidate.seconds))
+            self.winner, self.best = fastest.name, fastest.call
         return result
 
     @property
     def is_short(self) -> bool:
         """True if calls take less than `SHORT_CALL`, where the choice of a candidate matters little."""
-        return any(len(seconds) > 1 and _least(seconds) < SHORT_CALL for *_, seconds in self.candidates)
+        return any(min(candidate.seconds, default=math.inf) < SHORT_CALL for candidate in self.candidates)
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{name} {_least(seconds) * 1e3:.3g} ms" for name, _, seconds in self.candidates if len(seconds) > 1
-        )
+        return ", ".join(f"{c.name} {min(c.seconds) * 1e3:.3g} ms" for c in self.candidates if c.seconds)
+
+
+class _Candidate:
+    """A candidate of a trial, with the seconds of its timed calls."""
+
+    def __init__(self, name: str, call: Call) -> None:
+        self.name, self.call = name, call
+        self.seconds: list[float] = []
+        self.calls = 0
+
+    def __call__(self, operands: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+        is_timed = self.calls > 0 and (self.calls - 1) % BURST > 0
+        self.calls += 1
+        start = time.perf_counter()
+        result = self.call(*operands, **arguments)
+        if is_timed:
+            self.seconds.append(time.perf_counter() - start)
+        return result
+
+    @property
+    def bursts(self) -> int:
+        """The number of complete bursts; the first call of all counts as one."""
+        return 0 if self.calls == 0 else 1 + (self.calls - 1) // BURST
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether enough calls were timed."""
+        count = len(self.seconds)
+        return count >= SAMPLES and (sum(self.seconds) >= SAMPLED_SECONDS or count > MOST_SAMPLES)
 
 
 _spare: list[np.ndarray] = []  # buffer of the last copy of an operand, for the next copy of any kernel
@@ -119,13 +148,16 @@ class AlignedOperand:
         self.function, self.place, self.on_copies = function, place, on_copies
         # For each number of columns: the trial, and whether copies have gaps between their rows.
         self.trials: dict[int, tuple[Trial | None, bool]] = {}
+        # Identity of the last operand that is best read as it is; another one with this identity is only read slower.
+        self.last = 0
 
     def __call__(self, *ready: Any) -> Any:
         operand = ready[self.place]
-        if not isinstance(operand, np.ndarray):
+        if id(operand) == self.last or not isinstance(operand, np.ndarray):
             return self.function(*ready)
         trial, has_gaps = self.trials.get(operand.shape[-1]) or self._trial(operand)
         if trial is None or (not has_gaps and operand.ctypes.data % LINE == 0):
+            self.last = id(operand)
             return self.function(*ready)
         return (trial.best or trial)(*ready)
 
@@ -184,15 +216,6 @@ def _wait_for_converters() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_wait_for_converters)
-
-
-def _is_sampled(seconds: list[float]) -> bool:
-    """Return whether there are enough samples; the first is not one, because it finds caches cold."""
-    return len(seconds) > SAMPLES and (sum(seconds[1:]) >= SAMPLED_SECONDS or len(seconds) > MOST_SAMPLES)
-
-
-def _least(seconds: list[float]) -> float:
-    return min(seconds[1:])
 
 
 class _CountedRun:

@@ -101,6 +101,7 @@ def machine_name() -> str:
 FORMAT = 1
 DATA = Path(__file__).parent / "profiles"
 KNEE = 1.25  # times the cost of a plateau from which on a working set is beyond a level
+ROW_ENTRIES = 16  # of the rows of the loop by which gathers are measured
 GENERIC = "generic"
 
 
@@ -398,6 +399,7 @@ def shipped_profile(mcpu: str) -> MachineProfile:
 __all__ = [
     "CORES",
     "LINE",
+    "ROW_ENTRIES",
     "CacheLevel",
     "EffectiveLevel",
     "MachineProfile",

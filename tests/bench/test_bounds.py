@@ -392,7 +392,7 @@ def test_a_tensor_is_tried_in_other_orders_of_its_modes(order: str, monkeypatch:
     np.testing.assert_allclose(bound(**factors), expected, rtol=1e-4)
     assert bound.explain().startswith("on trial: as passed, ")
     assert "csf(order=" in bound.explain()
-    for _ in range((predict.MOST_TRIED + 1) * (adaptive.SAMPLES + 1)):
+    for _ in range((predict.MOST_TRIED + 1) * (1 + 2 * adaptive.BURST)):
         np.testing.assert_allclose(bound(**factors), expected, rtol=1e-4)
     assert "kept" in bound.explain()
 

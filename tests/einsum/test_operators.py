@@ -482,7 +482,7 @@ def test_operators_over_another_format(make: Any, dtype: str, monkeypatch: pytes
     }
     for text, (product, matrix, x) in products.items():
         expected = matrix @ x
-        for number in range(linear_operators.TRIAL_CALLS + 2 * adaptive.MOST_SAMPLES + 4):
+        for number in range(linear_operators.TRIAL_CALLS + 5 * adaptive.MOST_SAMPLES):
             np.testing.assert_allclose(product(x), expected, rtol=1e-4, atol=1e-5)
             assert product(x).dtype == dtype
             was = L._products[text, np.dtype(dtype)]
@@ -550,7 +550,7 @@ def test_the_faster_of_two_products_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
         for _ in range(linear_operators.TRIAL_CALLS + 1):
             product(x)
         product.converter.join()
-        for _ in range(2 * (adaptive.SAMPLES + 1)):
+        for _ in range(2 * (1 + 2 * adaptive.BURST)):
             product(x)
         assert {product(x) for _ in range(3)} == {expected}
 

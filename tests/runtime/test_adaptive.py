@@ -61,10 +61,14 @@ def operand(op: str, dtype: str = "float32", columns: int = 32) -> dict[str, Any
     return {"B": rng.standard_normal((ROWS, columns)).astype(dtype)}
 
 
+def settle(candidate: Any, seconds: float) -> None:
+    """Set the time of a candidate's calls, in place of a clock; it is not called again in the trial."""
+    candidate.seconds[:], candidate.calls = [seconds] * 5, 10**6
+
+
 def other_wins(bound: Any, *, is_faster: bool) -> None:
-    """Decide trials by a rule in place of a clock."""
     for trial in bound.adaptive.trials.values():
-        trial.candidates[0][2][:] = [1.0 if is_faster else 1e-9] * 5
+        settle(trial.candidates[0], 1.0 if is_faster else 1e-9)
 
 
 def until_converted(bound: Any, arguments: dict[str, Any]) -> None:
@@ -86,7 +90,7 @@ def test_results_before_while_and_after_formats_are_compared(op: str, dtype: str
     bound = sparsetir.build(getattr(ops, op)(dtype)).bind(A=A)
     expected = A @ next(iter(arguments.values()))
     until_converted(bound, arguments)
-    for number in range(12):
+    for number in range(20):
         np.testing.assert_allclose(bound(**arguments), expected, rtol=1e-4, atol=1e-4)
         if number == 2:
             other_wins(bound, is_faster=is_faster)
@@ -169,9 +173,9 @@ def test_the_fastest_of_several_padded_formats_is_kept(monkeypatch: pytest.Monke
     bound.adaptive.ask(arguments)
     bound(**arguments)
     (trial,) = bound.adaptive.trials.values()
-    for name, _, seconds in trial.candidates:
-        seconds[:] = [1e-9 if name == repr(padded[fastest]) else 1.0] * 5
-        assert name in ("as passed", *map(repr, padded))
+    for candidate in trial.candidates:
+        settle(candidate, 1e-9 if candidate.name == repr(padded[fastest]) else 1.0)
+        assert candidate.name in ("as passed", *map(repr, padded))
     np.testing.assert_allclose(bound(**arguments), A @ arguments["B"], rtol=1e-4, atol=1e-4)
     assert repr(padded[fastest]) in bound.adaptive.description
     arguments["B"][3, 4] = np.inf
@@ -185,7 +189,7 @@ def test_each_shape_has_a_trial_of_its_own() -> None:
     for columns, is_faster in ((32, True), (8, False), (64, True)):
         arguments = operand("spmm", columns=columns)
         until_converted(bound, arguments)
-        for number in range(10):
+        for number in range(20):
             np.testing.assert_allclose(bound(**arguments), A @ arguments["B"], rtol=1e-4, atol=1e-4)
             if number == 2:
                 other_wins_for(bound, columns, is_faster=is_faster)
@@ -195,6 +199,35 @@ def test_each_shape_has_a_trial_of_its_own() -> None:
         "bsr",
     ]
     assert list(bound.adaptive.trials.values()) == [True, False, True]
+
+
+@pytest.mark.parametrize("first", ["slow", "fast"])
+def test_calls_after_a_compilation_do_not_decide_a_trial(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer, as a compilation leaves nothing of the operands in the caches."""
+    now, cold = [0.0], [0]
+    monkeypatch.setattr(adaptive.time, "perf_counter", lambda: now[0])
+
+    def lasting(seconds: float) -> Any:
+        compiled: list[bool] = []
+
+        def call() -> None:
+            if not compiled:
+                compiled.append(True)
+                now[0] += 100.0
+                cold[0] = 5
+            now[0] += seconds * (2 if cold[0] else 1)
+            cold[0] = max(cold[0] - 1, 0)
+
+        return call
+
+    candidates = {"slow": lasting(2.0), "fast": lasting(1.5)}
+    trial = adaptive.Trial([(name, candidates[name]) for name in sorted(candidates, key=lambda name: name != first)])
+    calls = 0
+    while trial.best is None:
+        trial()
+        calls += 1
+    assert trial.winner == "fast"
+    assert calls == 2 * (1 + 2 * adaptive.BURST)
 
 
 OTHERS = (formats.bsr(4, 4), formats.ell(), formats.sell(4, 8))
@@ -217,11 +250,11 @@ def test_the_fastest_of_several_is_kept(winner: str, is_announced: bool, monkeyp
     for columns in (32, 8, 32, 8):
         arguments = operand("spmm", columns=columns)
         until_converted(bound, arguments) if not bound.adaptive.is_settled else None
-        for _ in range(20):
+        for _ in range(40):
             np.testing.assert_allclose(bound(**arguments), A @ arguments["B"], rtol=1e-4, atol=1e-4)
             for trial in bound.adaptive.trials.values():
-                for name, _call, seconds in getattr(trial, "candidates", ()):
-                    seconds[:] = [0.0 if name == winner else 1.0] * len(seconds)
+                for candidate in getattr(trial, "candidates", ()):
+                    candidate.seconds[:] = [0.0 if candidate.name == winner else 1.0] * len(candidate.seconds)
     assert bound.explain().endswith(f"kept {winner}")
     assert [repr(other.formats["A"]) for other in map(kernel_of, bound.over_others)] == [winner] * (
         winner != "as passed"
@@ -251,7 +284,7 @@ def test_a_format_with_other_results_is_left_out_alone() -> None:
 def other_wins_for(bound: Any, columns: int, *, is_faster: bool) -> None:
     for key, trial in bound.adaptive.trials.items():
         if isinstance(trial, adaptive.Trial) and key[0][1][-1] == columns:
-            trial.candidates[0][2][:] = [1.0 if is_faster else 1e-9] * 5
+            settle(trial.candidates[0], 1.0 if is_faster else 1e-9)
 
 
 @pytest.mark.usefixtures("eager")
@@ -498,7 +531,7 @@ def test_two_threads_copy_an_unaligned_operand_apart() -> None:
     results: list[bool] = []
     called = AlignedOperand(function, 0, lambda _: (function, 32))
     called(_at(16, np.zeros((512, 30))))
-    called.trials[30][0].best = called.trials[30][0].candidates[1][1]
+    called.trials[30][0].best = called.trials[30][0].candidates[1].call
     threads = [
         threading.Thread(target=lambda n=n: [called(_at(16, np.full((512, 30), float(n)))) for _ in range(40)])
         for n in (1, 2)
@@ -583,7 +616,7 @@ def test_kernels_share_the_memory_of_copies() -> None:
     for columns in (30, 17, 30):
         called = AlignedOperand(seen.append, 0, lambda operand: (lambda copy: seen.append(copy.ctypes.data), 32))
         called.trials[columns] = called._trial(np.zeros((10, columns)))
-        called.trials[columns][0].best = called.trials[columns][0].candidates[1][1]
+        called.trials[columns][0].best = called.trials[columns][0].candidates[1].call
         called(np.zeros((10, columns)))
     assert len({*seen}) == 1
     assert len(adaptive._spare) == 1
@@ -651,7 +684,7 @@ def test_values_that_one_thread_finds_changed_are_changed_for_all(monkeypatch: p
             bound.adaptive.converter.join()
     bound(B=B)
     for trial in bound.adaptive.trials.values():
-        trial.candidates[0][2][:] = [1.0] * 5  # as if calls over the matrix as it was passed took seconds
+        settle(trial.candidates[0], 1.0)  # as if calls over the matrix as it was passed took seconds
     for _ in range(20):
         bound(B=B)
     plan = bound.last[1]
@@ -666,7 +699,7 @@ def test_values_that_one_thread_finds_changed_are_changed_for_all(monkeypatch: p
 def test_calls_of_another_class_do_not_count_plans_again() -> None:
     torch = pytest.importorskip("torch")
     # Rows for which no other loops are chosen, which would take the terms of a sum in another order.
-    A = sp.random_array((1500, 1500), density=0.008, format="csr", dtype="float32", rng=np.random.default_rng(1))
+    A = sp.diags_array([np.arange(1.0, 1493)] * 8, offsets=range(8), shape=(1492, 1500), dtype="float32").tocsr()
     bound, x = sparsetir.build(ops.spmv()).bind(A=A), np.ones(1500, "float32")
     number = bound(x=x), bound(x=x)
     t = torch.from_numpy(x)
