@@ -28,7 +28,7 @@
 
 * Searches: `PORTFOLIO` for tuning, `sweep` for the coarse sweep of benchmarks.
 
-Predicted seconds are those of the gathered rows, of the beginnings and ends of rows, and of the results. Rows of a dense
+Predicted seconds are those of the gathered rows, of beginnings and ends of rows, and of the results. Rows of a dense
 operand that are read through an index array come from the largest effective level within the private cache if they were
 read a short time ago, and from where the whole operand lies otherwise. In a panel the operand is narrower, but it is
 copied once, the index array is read once for each panel, and rows of results are computed in more pieces. Arithmetic is
