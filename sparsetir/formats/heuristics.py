@@ -159,9 +159,9 @@ HALF_FULL = 0.5  # slices, so that entries off the diagonals can be stored in so
 CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
 SLICING, SAVED_IN_SLICES = 25e-9, 0.05e-9
 SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.1e-9, 0.2e-9
-LOOKING = 60e-9  # seconds for each entry to find a format, usually
-COMPOSING = 0.1  # seconds to write a program over another format and to load its code, whatever the matrix
-WORTH_LOOKING = 2  # times as long as looking for a format the announced calls must take: few matrices gain much
+SAMPLING, LOOKING = 0.01, 20e-9  # seconds to find a format: from a sample of the entries, and for each of them
+COMPOSING = 0.05  # seconds to write a program over another format and to load its code, whatever the matrix
+WORTH_LOOKING = 3  # times as long as looking for a format the announced calls must take: few matrices gain much
 
 # Of `most_dense`: densities up to which products with scattered entries and with full 4 x 4 blocks are faster.
 SCATTERED, BLOCKED, BLOCK_FILL = 0.2, 0.45, 0.8
@@ -406,7 +406,7 @@ class Conversion:
 
 def is_worth_looking(nnz: int, calls: float, seconds: float) -> bool:
     """Return whether so many calls of so many seconds take much longer than looking for a format."""
-    return calls > 0 and calls * seconds >= WORTH_LOOKING * (COMPOSING + LOOKING * nnz)
+    return calls > 0 and calls * seconds >= WORTH_LOOKING * (SAMPLING + LOOKING * nnz)
 
 
 def choose_format(
@@ -545,6 +545,7 @@ __all__ = [
     "LOOKING",
     "MOST_VALUES",
     "RULES",
+    "SAMPLING",
     "SUMMED",
     "SUMMED_IN_SLICES",
     "WORTH_LOOKING",

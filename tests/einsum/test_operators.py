@@ -469,7 +469,7 @@ def stencil(n: int, dtype: str) -> sp.csr_array:
 def test_operators_over_another_format(make: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each product is right before, while and after two formats are compared, and in a copy by pickle."""
     monkeypatch.setattr(linear_operators, "TRIAL_SECONDS", 0)
-    for name in ("COMPOSING", "CONVERSION", "SLICING", "GROUPING", "LOOKING"):
+    for name in ("COMPOSING", "CONVERSION", "SLICING", "GROUPING", "LOOKING", "SAMPLING"):
         monkeypatch.setattr(heuristics, name, 0.0)
     A, rng = stencil(60, dtype), np.random.default_rng(0)
     L = linear_operator(make(A))

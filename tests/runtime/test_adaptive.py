@@ -43,7 +43,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive, "TRIAL_SECONDS", 0.0)
     monkeypatch.setattr(adaptive, "MIN_ENTRIES", 1)
     monkeypatch.setattr(adaptive, "SAMPLED_SECONDS", 0.0)
-    for name in ("COMPOSING", "CONVERSION", "SLICING", "GROUPING"):
+    for name in ("COMPOSING", "CONVERSION", "SLICING", "GROUPING", "SAMPLING"):
         monkeypatch.setattr(heuristics, name, 0.0)
 
 
