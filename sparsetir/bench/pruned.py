@@ -146,7 +146,7 @@ def rows_of(pattern: str, args: argparse.Namespace) -> list[list[str]]:
         times = side_by_side(calls, args.seconds, clock)
     base = times.get(EAGER)
     gains = {way: "" if base is None else f"{base / seconds:.2f}" for way, seconds in times.items()}
-    return [[pattern, w, f"{times[w] * 1e3:.2f}", gains[w], f"{errors[w]:.1e}", shares[w]] for w in times]
+    return [[pattern, w, f"{times[w] * 1e3:.3g}", gains[w], f"{errors[w]:.1e}", shares[w]] for w in times]
 
 
 # ------------------------------------------------------------------ one product
@@ -212,7 +212,7 @@ def density_tables(args: argparse.Namespace) -> list[list[list[str]]]:
     meeting = [["blocks", *(f"sparse {dtype} = dense {dtype}" for dtype in DTYPES), "best sparse = best dense"]]
 
     def note(name: str, density: float, result: dict[str, tuple[float, float]]) -> None:
-        cells = [f"{result[column][0]:.2f}" for column in columns]
+        cells = [f"{result[column][0]:.3g}" for column in columns]
         errors = [f"{result[f'sparse {dtype}'][1]:.0e}" for dtype in DTYPES]
         times.append([name, f"{density:.0%}", *cells, *errors])
 
