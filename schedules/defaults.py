@@ -299,7 +299,7 @@ def summing_seconds(arrays: Arrays, profile: MachineProfile) -> float:
     """Return the seconds that one core takes to sum products of entries and numbers: small arrays, in its caches."""
     gathered = sum(array.size for array in arrays.values() if array.dtype.kind in "iu")
     read = sum(array.nbytes for array in arrays.values())
-    return gathered * min(profile.scalar_load, profile.vector_gather) + read * streamed_seconds(profile)
+    return gathered * min(profile.scalar_load, profile.vector_gather) + profile.read_seconds(read, near_bytes(profile))
 
 
 def reading_seconds(usage: Usage, arrays: Arrays, profile: MachineProfile) -> float:
@@ -310,12 +310,6 @@ def reading_seconds(usage: Usage, arrays: Arrays, profile: MachineProfile) -> fl
         for indices, operand, rows in known(usage.gathers, arrays)
     )
     return rows + sum(array.size for array in arrays.values()) * profile.scalar_load
-
-
-def streamed_seconds(profile: MachineProfile) -> float:
-    """Return the seconds of a byte that is read in order from the private cache."""
-    row = profile.row_bytes[-1]
-    return profile.gather_seconds(row, near_bytes(profile)) / row
 
 
 def suitable_prefetch(gathers: Sequence[Gather], arrays: Arrays, *, panel: int = 0) -> int:

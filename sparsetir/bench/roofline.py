@@ -165,7 +165,6 @@ def structure(csr: Any) -> int:
 PANELS = (0, 32, 64, 128)  # columns; 0 leaves the operand as it is
 GROUPS = (1, 2, 3, 4, 8)  # rows that share what is gathered
 LINE = 64  # bytes that are loaded together
-STREAMED = 2048  # bytes of rows whose rate is that of reading in order
 SHORT_ROW = 256  # bytes of rows of a sparse operand, usually
 
 
@@ -211,7 +210,8 @@ def t_fair(matrix: Any, op: str, N: int, profile: MachineProfile, *, threads: in
     indices, rows, groups = _gathered(matrix, op)
     operand = FLOAT * N * rows
     peak = max(profile.fma.values())
-    read_rate = STREAMED / profile.gather_seconds(STREAMED, max(operand, structure_bytes(matrix)))
+    read = structure_bytes(matrix)
+    reading = profile.read_seconds(read, max(operand, read))
     results = FLOAT * (int(matrix.nnz) if op == "sddmm" else N * matrix.shape[0])
     store_rate = max(profile.store, profile.streaming_store)
     best = TimeBound(math.inf, "")
@@ -225,7 +225,7 @@ def t_fair(matrix: Any, op: str, N: int, profile: MachineProfile, *, threads: in
         terms = {
             "compute": 2 * stored * N / peak,
             "gather": gather,
-            "stream": passes * structure_bytes(matrix) / read_rate + results / store_rate,
+            "stream": passes * reading + results / store_rate,
         }
         limit = max(terms, key=terms.__getitem__)
         best = min(best, TimeBound(terms[limit] / threads, limit), key=lambda bound: bound.seconds)
@@ -245,7 +245,7 @@ def limit_of_work(work: OperationWork, profile: MachineProfile, *, threads: int 
     terms = {
         "compute": work.flops / max(profile.fma.values()),
         "gather": work.gather / SHORT_ROW * profile.gather_seconds(SHORT_ROW, work.gathered),
-        "stream": work.compulsory / STREAMED * profile.gather_seconds(STREAMED, work.compulsory),
+        "stream": profile.read_seconds(work.compulsory, work.compulsory),
     }
     limit = max(terms, key=terms.__getitem__)
     return TimeBound(terms[limit] / threads, limit)

@@ -298,14 +298,16 @@ def calibrate(*, seconds: float = SECONDS) -> MachineProfile:
     """
     end = time.perf_counter() + as_seconds(seconds, "seconds", positive=True)
     loops = _compile()
-    rates, rounds, longest = list[dict[str, Any]](), list[Any](), 0.0
+    rates, rounds, reads, longest = list[dict[str, Any]](), list[Any](), list[list[float]](), 0.0
     while not rounds or time.perf_counter() + longest < end:
         begun = time.perf_counter()
         rates.append(_rates(loops))
         rounds.append(_gather(loops))
+        reads.append(_read(loops))
         longest = max(longest, time.perf_counter() - begun)
     curves = ROW_BYTES, working_sets(), PREFETCH, _fastest(rounds)
     best = _best_rates(rates) | {"noise": _noise(rounds), "private": private_cache(), "last": last_cache()}
+    best["read"] = tuple(np.min(np.array(reads), axis=0).tolist())
     profile = MachineProfile(machine_name(), "measured", *curves, **best)
     write_profile(profile)
     machine_profile.cache_clear()
@@ -421,6 +423,23 @@ def _gather(loop: Callable[[str], Callable[..., None]]) -> Any:
     return tuple(
         tuple(_gather_at(loop, data, drawn, size, working_set) for working_set in working_sets()) for size in ROW_BYTES
     )
+
+
+def _read(loop: Callable[[str], Callable[..., None]]) -> list[float]:
+    """Return seconds a byte of arrays that are read in order, for each working set: medians of windows."""
+    size, seconds_a_byte = ROW_BYTES[-1], []
+    data, out = np.ones(working_sets()[-1] // 4, np.float32), np.empty(8 * size // 4, np.float32)
+    for working_set in working_sets():
+        count, seconds = working_set // size, []
+        operand, call = data[: working_set // 4], loop(f"gather_{size}_0")
+        index = (np.arange(WINDOWS * ROWS * ROW_ENTRIES) % count).astype(np.int32)
+        operand.max()
+        for window in range(WINDOWS):
+            begin = time.perf_counter()
+            call(operand, index, out, count, index.size, window * ROWS * ROW_ENTRIES)
+            seconds.append(time.perf_counter() - begin)
+        seconds_a_byte.append(statistics.median(seconds) / (ROWS * ROW_ENTRIES * size))
+    return seconds_a_byte
 
 
 def _gather_at(loop: Any, data: np.ndarray, drawn: np.ndarray, size: int, working_set: int) -> tuple[float, ...]:

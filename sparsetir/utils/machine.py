@@ -151,6 +151,8 @@ class MachineProfile:
         Median relative distance between two measurements of a rate.
     private, last : int
         Bytes of the largest cache that a core has for itself, and of the largest one; 0 for those of this machine.
+    read : tuple of float
+        Seconds a byte of an array that is read in order, by its size among `working_sets`; empty if not measured.
 
     Examples
     --------
@@ -177,6 +179,7 @@ class MachineProfile:
     noise: float = 0.0
     private: int = 0
     last: int = 0
+    read: tuple[float, ...] = ()
 
     @property
     def caches(self) -> tuple[int, int]:
@@ -207,6 +210,13 @@ class MachineProfile:
             return costs[-1] * row_bytes / self.row_bytes[-1]
         return interpolate(self.row_bytes[low : right + 1], costs, row_bytes)
 
+    def read_seconds(self, nbytes: float, working_set: float) -> float:
+        """Return the seconds to read bytes in order, of arrays of `working_set` bytes that are read again and again."""
+        if self.read:
+            return nbytes * interpolate(self.working_sets, self.read, working_set)
+        row = self.row_bytes[-1]
+        return nbytes / row * self.gather_seconds(row, working_set)
+
     @property
     def levels(self) -> tuple[EffectiveLevel, ...]:
         """The levels that the curve of 512-byte rows without prefetch shows, the fastest first; the memory last."""
@@ -232,7 +242,8 @@ class MachineProfile:
         gather = tuple(tuple(tuple(s / speed for s in at) for at in curve) for curve in self.gather)
         fma = {count: rate * speed for count, rate in self.fma.items()}
         private, last = (sizes.get(size, size) for size in (self.private, self.last))
-        moved_ones = replace(self, working_sets=moved, private=private, last=last)
+        read = tuple(seconds / speed for seconds in self.read)
+        moved_ones = replace(self, working_sets=moved, private=private, last=last, read=read)
         return replace(moved_ones, name=name, origin=origin, gather=gather, fma=fma)
 
     def report(self) -> str:
@@ -242,13 +253,15 @@ class MachineProfile:
             "",
             "GB/s of gathered rows, without prefetch and with the best distance",
         ]
-        lines.append("working set " + "".join(f"{size:>9} B" for size in self.row_bytes))
+        heads = "".join(f"{size:>9} B" for size in self.row_bytes) + ("   in order" if self.read else "")
+        lines.append(f"working set {heads}")
         for number, size in enumerate(self.working_sets):
             rates = [
                 [row / seconds / 1e9 for seconds in self.gather[n][number]] for n, row in enumerate(self.row_bytes)
             ]
             cells = "".join(f"{f'{rate[0]:.0f}/{max(rate):.0f}':>11}" for rate in rates)
-            lines.append(f"{size >> 10:>8,} KiB{cells}")
+            in_order = f"{1e-9 / self.read[number]:>11.0f}" if self.read else ""
+            lines.append(f"{size >> 10:>8,} KiB{cells}{in_order}")
         levels = ", ".join(
             f"{f'{level.size >> 10:,} KiB' if level.size else 'memory'} {level.rate / 1e9:.0f}" for level in self.levels
         )
@@ -293,6 +306,7 @@ class MachineProfile:
         for name in ("row_bytes", "working_sets", "prefetch"):
             values[name] = tuple(int(value) for value in values[name])
         values["gather"] = tuple(tuple(tuple(map(float, at)) for at in curve) for curve in values["gather"])
+        values["read"] = tuple(map(float, values.get("read", ())))
         values["fma"] = {int(count): float(rate) for count, rate in values["fma"].items()}
         values["dots"] = {str(dtype): float(rate) for dtype, rate in values.get("dots", {}).items()}
         rates = {name for name, value in vars(cls).items() if type(value) is float} & values.keys()
@@ -311,6 +325,8 @@ class MachineProfile:
             profile.row_bytes
         ):
             raise ValueError("a table of gathered rows of another shape")
+        if len(profile.read) not in (0, len(profile.working_sets)) or not all(0 < x < math.inf for x in profile.read):
+            raise ValueError("times of arrays read in order that are not positive, or not one for each working set")
         if not all(map(_is_rising, (profile.row_bytes, profile.working_sets, profile.prefetch))):
             raise ValueError("measured rows, working sets or distances that are not in order")
         if min(profile.row_bytes[0], profile.working_sets[0]) < 1 or profile.prefetch[0] < 0:

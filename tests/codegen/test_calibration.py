@@ -152,6 +152,18 @@ def test_interpolation() -> None:
     assert profile.gather_seconds(4096, 1 << 20) == pytest.approx(2 * profile.gather_seconds(2048, 1 << 20))
 
 
+def test_arrays_that_are_read_in_order() -> None:
+    zen = shipped_profile("znver4")
+    assert zen.read_seconds(4096, 1 << 20) == pytest.approx(2 * zen.gather_seconds(2048, 1 << 20))  # not measured
+    times = tuple(1e-11 * (1 + n) for n in range(len(zen.working_sets)))
+    other = MachineProfile.from_dict({**zen.as_dict(), "read": times})
+    assert other.read_seconds(100, zen.working_sets[3]) == pytest.approx(4e-9)
+    assert other.read_seconds(100, zen.working_sets[4]) > other.read_seconds(100, zen.working_sets[3])
+    assert other.scaled("relative", "scaled", {1 << 20: 1 << 19}, 2.0).read[0] == pytest.approx(5e-12)
+    assert "in order" in other.report()
+    assert "in order" not in zen.report()
+
+
 def test_knees_of_plateaus() -> None:
     assert find_knees([1, 1, 1.1, 2, 4, 4.1, 4.2, 9, 9]) == [2, 6, 8]
     assert find_knees([1, 1.1, 1.05]) == [2]
@@ -180,7 +192,7 @@ BAD_NUMBERS = (None, "x", np.nan, np.inf, -1.0, [], {})
         *({"format": 0}, {"gather": [[[1.0]]]}, {"unknown": 1}, {"fma": {}}, {"fma": {"x": 1.0}}),
         *({"working_sets": [np.inf]}, {"prefetch": [None]}, {"row_bytes": [0] * 5}, {"row_bytes": [-1, 1, 2, 3, 4]}),
         {"prefetch": [], "gather": [[[]] * 14] * 5},
-        {"row_bytes": [512, 256, 128, 64, 32]},
+        *({"row_bytes": [512, 256, 128, 64, 32]}, {"read": [1e-11]}, {"read": [-1e-11] * 14}, {"read": 1.0}),
         *({name: bad} for name in ("wake", "scalar_load", "store", "noise", "fma", "dots", "row_bytes", "private")
           for bad in BAD_NUMBERS if (name, bad) != ("dots", {})),
     ],
