@@ -187,8 +187,9 @@ def test_formats(format: str) -> None:
 
 
 def test_every_gathered_operand_is_packed() -> None:
-    assert packed(sparsetir.ops.mttkrp(), Choices(panel=64)) == ["b_panel", "c_panel"]
-    assert packed(sparsetir.ops.spmm(format="bsr"), Choices(panel=64)) == ["b_panel"]
+    assert packed(sparsetir.ops.mttkrp(), Choices(panel=64, chunks=0)) == ["b_panel", "c_panel"]
+    assert packed(sparsetir.ops.mttkrp(), Choices(panel=64, chunks=2)) == ["b_panel", "c_panel"] * 2
+    assert packed(sparsetir.ops.spmm(format="bsr"), Choices(panel=64, chunks=0)) == ["b_panel"]
     rng = np.random.default_rng(3)
     coords, shape = np.unique(rng.integers(0, 9, (60, 3)), axis=0), (9, 9, 9)
     values = rng.standard_normal(len(coords)).astype("float32")
@@ -252,8 +253,33 @@ def test_scratch_is_allocated_once() -> None:
     for order in ("", "B", "BC"):
         body = kernel(order, "float32", "int32", Choices(panel=64)).compiled.stage(3).body
         inside = [a.buffer for f in collect(body, tirx.For) for a in collect(f, tirx.AllocBuffer)]
-        (scratch,) = [a.buffer for a in collect(body, tirx.AllocBuffer) if a.buffer.name == "b_panel"]
-        assert scratch not in inside
+        scratch = [a.buffer for a in collect(body, tirx.AllocBuffer) if a.buffer.name.startswith("b_panel")]
+        assert scratch
+        assert not set(scratch) & set(inside)
+
+
+@pytest.mark.parametrize("carry", [0, 1])
+@pytest.mark.parametrize("chunks", [2, 3, 8])
+@pytest.mark.parametrize("order", ["", "B", "C", "BC"])
+def test_chunks_with_panels_of_their_own(order: str, chunks: int, carry: int) -> None:
+    """As many panels as chunks, fewer, more, and a last one that is not whole."""
+    rng = np.random.default_rng(chunks)
+    choices = Choices(panel=32, tile=32, chunks=chunks, carry=carry)
+    for A in (
+        sp.random_array((50, 40), density=0.2, format="csr", dtype="float32", rng=rng),
+        sp.csr_array((0, 40), dtype="float32"),
+        sp.csr_array((9, 0), dtype="float32"),
+    ):
+        for feat in (0, 1, 32 * chunks - 32, 32 * chunks - 31, 32 * chunks, 32 * chunks + 5, 64 * chunks):
+            is_right(order, A, feat, "float32", "int32", choices)
+
+
+def test_threads_that_pack_panels_of_their_own_share_none() -> None:
+    body = kernel("", "float32", "int32", Choices(panel=32, tile=32, chunks=2)).compiled.stage(3).body
+    loops = [f for f in collect(body, tirx.For) if f.kind == tirx.ForKind.PARALLEL]
+    written = [{str(s.buffer.name).rstrip("_0123456789") for s in collect(f.body, tirx.BufferStore)} for f in loops]
+    (outer,) = [f for f, names in zip(loops, written, strict=True) if {"b_panel", "c"} <= names]
+    assert not [f for f in collect(outer.body, tirx.For) if f.kind == tirx.ForKind.PARALLEL]
 
 
 def test_groups_of_rows_are_shared_out_by_nonzeros() -> None:

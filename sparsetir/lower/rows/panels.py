@@ -27,6 +27,14 @@ after::
                             acc[k_1] = acc[k_1] + a[...] * b_panel[indices[indptr[i] + j], k_0 * 64 + k_1]
                 ...  # c[i, p * 128 + k_0 * 64:p * 128 + k_0 * 64 + 64] = acc[0:64]
 
+Where there are as many panels as chunks, or a multiple of it, each chunk has panels of its own and computes all rows of
+them: no core reads what another one has just copied, which would come from that core's cache::
+
+    b_panel = T.alloc_buffer((2, n, T.min(128, feat)))
+    for chunk in T.parallel(2):
+        for p in range((chunk + 1) * panels // 2 - chunk * panels // 2):  # panels is (feat + 127) // 128
+            ...  # b_panel[chunk, x, 0:128] = ..., and all rows, as above, with panel chunk * panels // 2 + p
+
 Two kinds of operands are packed: those that a column loop reads along their last dimension and gathers by another,
 and those whose columns are not the last dimension, ``b[k, indices[...]]``, which the copy transposes. `group`
 transposes results. Where no panel is made, the annotation is removed.
@@ -43,11 +51,11 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 from tvm.runtime import DataType
 
-from sparsetir.ir.rewriting import alloc, collect, loads_of, mentions, same, seq, substitute
+from sparsetir.ir.rewriting import alloc, collect, conjunction, loads_of, mentions, renewed, same, seq, substitute
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.annotations import CHUNKS, PANEL, PARALLEL_MARK, refused
-from sparsetir.lower.loops import SERIAL, VECTORIZED, defined_vars, each_loop, loop, serial, with_, without
+from sparsetir.lower.annotations import CARRY, CHUNKS, PANEL, PARALLEL_MARK, refused
+from sparsetir.lower.loops import SERIAL, VECTORIZED, defined_vars, each_loop, loop, parallel, serial, with_, without
 from sparsetir.lower.rows.block_registers import ColumnLoop, ColumnLoops
 from sparsetir.utils.machine import LINE
 
@@ -76,13 +84,17 @@ def counted(name: str, extent: ir.Expr) -> Var:
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """Copy of `count` columns of an array from `first` on; the columns are its dimension `dimension`."""
+    """Copy of `count` columns of an array from `first` on; the columns are its dimension `dimension`.
+
+    `place` are leading subscripts of the target.
+    """
 
     source: Var
     target: Var
     dimension: int
     first: ir.Expr
     count: ir.Expr
+    place: tuple[ir.Expr, ...] = ()
 
     def loops(self, notes: Mapping[str, Any]) -> tirx.Stmt:
         """Emit the loops of the copy; `notes` are the annotations of the outermost loop."""
@@ -133,7 +145,7 @@ class Copy:
         """Emit the copy of one element."""
         source = list(place)
         source.insert(self.dimension, self.first + column)
-        return tirx.BufferStore(self.target, tirx.BufferLoad(self.source, source), [*place, column])
+        return tirx.BufferStore(self.target, tirx.BufferLoad(self.source, source), [*self.place, *place, column])
 
 
 # Stage the results of a group of rows in a local buffer and store them along the rows, if rows are the last dimension.
@@ -277,9 +289,12 @@ def packed_operands(columns: ColumnLoops) -> dict[Var, int]:
 class Panel:
     """The panel `number` of columns, and the scratch buffers of its packed operands."""
 
-    def __init__(self, columns: ColumnLoops) -> None:
-        self.columns = columns
+    def __init__(self, columns: ColumnLoops, chunks: int = 0) -> None:
+        """Take the chunks that have panels of their own; 0 if rows are shared out instead."""
+        self.columns, self.chunks = columns, chunks
         self.dtype = str(columns.width.ty.dtype)
+        self.chunk = Var("chunk", ir.PrimType(self.dtype))
+        self.place = (self.chunk,) if chunks else ()
         self.number = Var("panel", ir.PrimType(self.dtype))
         self.size = const(columns.panel, self.dtype)
         self.first = self.number * self.size
@@ -291,20 +306,39 @@ class Panel:
     def _scratch(self, buffer: Var, dimension: int) -> Var:
         """Declare the scratch buffer of an operand: its other dimensions and a panel of columns."""
         other_extents = [s for d, s in enumerate(buffer.ty.shape) if d != dimension]
-        shape = [*other_extents, tirx.min(self.size, self.columns.width)]
+        own = [const(self.chunks, self.dtype)] if self.chunks else []
+        shape = [*own, *other_extents, tirx.min(self.size, self.columns.width)]
         return tirx.decl_buffer(shape, str(buffer.ty.dtype), name=f"{buffer.name}_panel", layout=None)
 
     def loop(self) -> tirx.Stmt:
         """Emit the loop over panels around the copies and the row loop."""
-        notes = {k: v for k, v in self.columns.rows.annotations.items() if k in (CHUNKS, PARALLEL_MARK)}
-        copies = [Copy(b, self.scratch[b], d, self.first, self.count).loops(notes) for b, d in self.operands.items()]
+        shared = {k: v for k, v in self.columns.rows.annotations.items() if k in (CHUNKS, PARALLEL_MARK)}
+        notes = {} if self.chunks else shared
+        copies = [
+            Copy(b, self.scratch[b], d, self.first, self.count, self.place).loops(notes)
+            for b, d in self.operands.items()
+        ]
         rows = self._rows()
         if self.results:
             rows = group(rows, self.columns, self.results, self.first, self.count)
-        panels = tirx.floordiv(self.columns.width + (self.size - const(1, self.dtype)), self.size)
-        body = seq(*copies, rows)
-        around = serial(self.number, panels, body)
+        if self.chunks:
+            rows = with_(rows, notes=without(rows, CHUNKS, PARALLEL_MARK, CARRY))
+        around = self._around(seq(*copies, rows))
         return seq(*alloc(*self.scratch.values()), around)
+
+    def _around(self, body: tirx.Stmt) -> tirx.For:
+        """Emit the loop over all panels, or over the chunks and the panels of each."""
+        if not self.chunks:
+            return serial(self.number, self.panels, body)
+        chunks, step = const(self.chunks, self.dtype), Var("panel", self.number.ty)
+        begin, end = (tirx.floordiv(at * self.panels, chunks) for at in (self.chunk, self.chunk + const(1, self.dtype)))
+        panels = serial(step, end - begin, substitute(body, {self.number: begin + step}))
+        return parallel(self.chunk, chunks, panels)
+
+    @property
+    def panels(self) -> ir.Expr:
+        """The number of panels."""
+        return tirx.floordiv(self.columns.width + (self.size - const(1, self.dtype)), self.size)
 
     # ------------------------------------------------------------------ the rows
 
@@ -329,7 +363,7 @@ class Panel:
             if dimension is None or column.dimension(indices) != dimension:
                 return tirx.BufferLoad(x.source, [mutator.mutate(i) for i in indices])
             other_indices = [mutator.mutate(i) for d, i in enumerate(indices) if d != dimension]
-            return tirx.BufferLoad(self.scratch[x.source], [*other_indices, indices[dimension]])
+            return tirx.BufferLoad(self.scratch[x.source], [*self.place, *other_indices, indices[dimension]])
 
         def on_check(x: tirx.LT, mutator: Any) -> ir.Expr:
             is_limit = column.is_column(x.a) and same(x.b, column.width)
@@ -351,8 +385,16 @@ def _may_pack(loop: tirx.For) -> tirx.Stmt | None:
     columns = ColumnLoops.of(loop) if PARALLEL_MARK in loop.annotations else None
     if columns is None:
         return None
-    panel = Panel(columns)
-    return panel.loop() if panel.operands or panel.results else None
+    panel, chunks = Panel(columns), int(loop.annotations.get(CHUNKS, 0))
+    if not panel.operands:
+        return panel.loop() if panel.results else None
+    if chunks < 2:
+        return panel.loop()
+    number = lambda value: const(value, panel.dtype)  # noqa: E731
+    is_even = tirx.EQ(tirx.floormod(panel.panels, number(chunks)), number(0))
+    # The copies of all chunks together are no larger than the operands.
+    fits = number(chunks * columns.panel) <= columns.width
+    return tirx.IfThenElse(conjunction([is_even, fits]), renewed(Panel(columns, chunks).loop()), panel.loop())
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PackOperands")
