@@ -22,6 +22,7 @@ UNITS = {
 WIDENING, WIDENING_FEATURES = "widening_bf16", ("amx-bf16", "avx512bf16", "avx512bw", "avx512vl")
 REASSOCIATE = "fast-math-reassoc"  # the attribute of targets for programs whose sums may be taken in another order
 NO_GATHER = "prefer-no-gather"  # the feature of those whose vector gathers are slow
+FAST_GATHER = "fast-gather"  # without it, or AVX-512, LLVM splits vector gathers into loads
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,9 @@ def _own_sums(target: Any) -> OwnSums | None:
 
 
 def gathers_vectors(target: Any) -> bool:
-    """Return whether a target has instructions that gather vectors, and is not known to execute them slowly."""
+    """Return whether LLVM generates instructions that gather vectors for a target."""
     is_avoided = any(str(feature) == f"+{NO_GATHER}" for feature in target.attrs.get("mattr", None) or ())
-    return not is_avoided and bool(codegen.target_has_features("avx2", target))
+    return not is_avoided and any(codegen.target_has_features(feature, target) for feature in ("avx512f", FAST_GATHER))
 
 
 @cache

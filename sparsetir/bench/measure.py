@@ -33,7 +33,7 @@ from sparsetir.workloads.timing import Timing, interleave
 OUTPUTS = {"spmm": "C", "spmv": "y", "sddmm": "O", "mttkrp": "D"}
 MANY_TRIALS = 10_000
 CALLS = 1000  # announced to an untuned kernel
-ON_TRIAL, MOST_UNDECIDED = "on trial", 100  # how a kernel says that it compares formats, and for how many calls at most
+ON_TRIAL, MOST_UNDECIDED = "on trial", 200  # how a kernel says that it compares formats, and for how many calls at most
 
 
 @dataclass(frozen=True)

@@ -403,19 +403,22 @@ def widening_functions() -> str:
 declare {floats} @llvm.fmuladd.v16f32({floats}, {floats}, {floats})""" + "".join(ordered)
 
 
-def gather_function(name: str, element: str, lanes: int, bits: int) -> str:
-    """Return the function that gathers `lanes` elements of an LLVM type by subscripts of so many bits."""
+def gather_function(name: str, element: str, lanes: int, bits: int) -> tuple[str, str]:
+    """Return the function that gathers `lanes` elements of an LLVM type by subscripts of so many bits.
+
+    The second text declares what it calls: once in a module, although several functions may call it.
+    """
     vector, pointers, mask = f"<{lanes} x {element}>", f"<{lanes} x ptr>", f"<{lanes} x i1>"
     code = {"float": "f32", "double": "f64"}.get(element, element)
     callee = f"@llvm.masked.gather.v{lanes}{code}.v{lanes}p0"
     every = ", ".join(["i1 true"] * lanes)
-    return f"""
+    function = f"""
 define linkonce_odr {vector} @{name}(ptr %base, <{lanes} x i{bits}> %at) alwaysinline nounwind {{
   %places = getelementptr {element}, ptr %base, <{lanes} x i{bits}> %at
   %r = call {vector} {callee}({pointers} %places, i32 {NATURAL[code[1:]]}, {mask} <{every}>, {vector} poison)
   ret {vector} %r
-}}
-declare {vector} {callee}({pointers}, i32 immarg, {mask}, {vector})"""
+}}"""
+    return function, f"declare {vector} {callee}({pointers}, i32 immarg, {mask}, {vector})"
 
 
 def _few(kind: str, attributes: str) -> str:

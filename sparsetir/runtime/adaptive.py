@@ -107,10 +107,13 @@ class _Candidate:
     def __call__(self, operands: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
         is_timed = self.calls > 0 and (self.calls - 1) % BURST > 0
         self.calls += 1
-        start = time.perf_counter()
-        result = self.call(*operands, **arguments)
-        if is_timed:
-            self.seconds.append(time.perf_counter() - start)
+        seconds, start = math.inf, time.perf_counter()  # of a call that fails
+        try:
+            result = self.call(*operands, **arguments)
+            seconds = time.perf_counter() - start
+        finally:
+            if is_timed:
+                self.seconds.append(seconds)
         return result
 
     @property

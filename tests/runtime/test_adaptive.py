@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -228,6 +229,17 @@ def test_calls_after_a_compilation_do_not_decide_a_trial(first: str, monkeypatch
         calls += 1
     assert trial.winner == "fast"
     assert calls == 2 * (1 + 2 * adaptive.BURST)
+
+
+def test_a_candidate_that_fails_does_not_win_a_trial() -> None:
+    def fails() -> None:
+        raise MemoryError("no memory for the copy")
+
+    trial = adaptive.Trial([("as passed", lambda: time.sleep(1e-3)), ("copied", fails)])
+    for _ in range(2 * (1 + 2 * adaptive.BURST)):
+        with contextlib.suppress(MemoryError):
+            trial()
+    assert trial.winner == "as passed"
 
 
 OTHERS = (formats.bsr(4, 4), formats.ell(), formats.sell(4, 8))

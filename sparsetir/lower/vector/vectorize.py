@@ -741,8 +741,8 @@ def gather(loop: tirx.For, instructions: dict[str, str] | None = None) -> tirx.S
     ----------
     loop : For
     instructions : dict of str to str, optional
-        Functions by which vectors are gathered, with their LLVM IR: those that the loop needs are added. Without it
-        elements are loaded one by one.
+        LLVM IR of the functions by which vectors are gathered, and of what these call: what the loop needs is added.
+        Without it elements are loaded one by one.
     """
     store = loop.body
     if loop.kind != VECTORIZED or not isinstance(loop.extent, tirx.IntImm) or not isinstance(store, tirx.BufferStore):
@@ -786,7 +786,8 @@ def taken_at_once(
         return None
     idtype = "int64" if str(index.ty.dtype) in ("int64", "uint32", "uint64") else "int32"
     name = f"st_gather_{dtype}x{lanes}_{idtype}"
-    instructions[name] = gather_function(name, GATHERED[dtype], lanes, int(DataType(idtype).bits))
+    instructions[name], callee = gather_function(name, GATHERED[dtype], lanes, int(DataType(idtype).bits))
+    instructions[callee] = callee
     *outer, along = index.indices
     first = substitute(along, {lane: const(0, str(lane.ty.dtype))})
     read = tirx.BufferLoad(index.source, [*outer, tirx.Ramp(first, const(1, str(first.ty.dtype)), lanes)])
