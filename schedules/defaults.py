@@ -51,6 +51,7 @@ from sparsetir.ir.effects import (
     known,
     mean_length,
     share_of_changes,
+    share_of_misses,
     share_of_new,
     some_lengths,
 )
@@ -115,7 +116,7 @@ def gathered_seconds(
     far = profile.gather_seconds(row_bytes, working_set, prefetch)
     if working_set <= near or not indices.size:
         return indices.size * far
-    new = share_of_new(indices, max(near // max(row_bytes, 1), 1))
+    new = share_of_misses(indices, max(near // max(row_bytes, 1), 1))
     return indices.size * (new * far + (1 - new) * profile.gather_seconds(row_bytes, near, prefetch))
 
 
@@ -143,7 +144,7 @@ OFTEN = 32  # entries of a row and uses of each gathered row above which packing
 VERY_OFTEN = 128  # the same if rows come from the last-level cache and those of a panel from the private one
 SHARE = 0.25  # share of the last-level cache: limit for a panel, and for a result that is not streamed
 PANELS = (128, 256, 512)  # bytes of a row of the panels whose time is estimated
-WORTH = 1.05  # times as fast as the operand as it is that a panel must be predicted to be
+WORTH = 1.1  # times as fast as the operand as it is that a panel must be predicted to be
 ROW_LATENCIES = 20  # latencies of a multiply-add that a row takes beside its entries: its exit is mispredicted
 MEMORY = 0.5  # share of the last-level cache: larger operands are assumed to come from memory
 
@@ -363,10 +364,13 @@ def estimated_panel(
     machine, itemsize = profile(), max(operand.itemsize for operand, _ in wide)
     width = max(row for _, row in wide)
     panels = [size // itemsize for size in PANELS if width >= 2 * size]
-    seconds = {panel: predicted_seconds(usage, arrays, results, machine, panel=panel) for panel in panels}
-    direct = min(predicted_seconds(usage, arrays, results, machine, prefetch=ahead) for ahead in (0, PREFETCH[0]))
-    best = min(seconds, key=lambda panel: seconds[panel], default=0)
-    return best if best and seconds[best] * WORTH < direct else 0
+    ahead = {panel: suitable_prefetch(usage.gathers, arrays, panel=panel) for panel in (0, *panels)}
+    seconds = {
+        panel: predicted_seconds(usage, arrays, results, machine, panel=panel, prefetch=distance)
+        for panel, distance in ahead.items()
+    }
+    best = min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] * WORTH < seconds[0] else 0
 
 
 def suits_streaming(results: Iterable[np.ndarray]) -> bool:

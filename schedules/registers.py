@@ -97,6 +97,7 @@ def _own_sums(target: Any) -> OwnSums | None:
 def gathers_vectors(target: Any) -> bool:
     """Return whether LLVM generates instructions that gather vectors for a target."""
     is_avoided = any(str(feature) == f"+{NO_GATHER}" for feature in target.attrs.get("mattr", None) or ())
+    is_avoided |= str(target.attrs.get("mcpu", "")).startswith("znver")  # as native targets of AMD say
     return not is_avoided and any(codegen.target_has_features(feature, target) for feature in ("avx512f", FAST_GATHER))
 
 

@@ -251,7 +251,9 @@ def family_profile() -> MachineProfile:
     """Return the shipped profile for the processor that code is generated for, or for the one most like it."""
     target = native_target()
     mcpu, added = str(target.attrs.get("mcpu", "")), [str(x) for x in target.attrs.get("mattr", None) or ()]
-    return shipped_profile(closest_name(mcpu, shipped_families(), added) or mcpu)
+    cpu = host_cpu()
+    architecture = "x86_64" if cpu is None else cpu.architecture
+    return shipped_profile(closest_name(mcpu, shipped_families(), added, architecture=architecture) or mcpu)
 
 
 def profile_key() -> str:

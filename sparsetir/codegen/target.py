@@ -452,7 +452,9 @@ def _reason(cpu: Cpu, mcpu: str, guess: str, required: Mapping[str, frozenset[st
     return f"LLVM says {guess}, but {cpu.source} reports {', '.join(more)} as well"
 
 
-def closest_name(mcpu: str, names: Iterable[str], mattr: Iterable[str] = ()) -> str | None:
+def closest_name(
+    mcpu: str, names: Iterable[str], mattr: Iterable[str] = (), *, architecture: str = "x86_64"
+) -> str | None:
     """Return the name whose features a processor has, and most of them; None where it has those of no name.
 
     Parameters
@@ -462,20 +464,21 @@ def closest_name(mcpu: str, names: Iterable[str], mattr: Iterable[str] = ()) -> 
     names : iterable of str
     mattr : iterable of str, optional
         Features that the processor has as well, such as ``"+avx512bf16"``.
+    architecture : str
+        ``"x86_64"`` or ``"aarch64"``.
 
     Examples
     --------
     >>> closest_name("raptorlake", ["skylake", "sapphirerapids", "znver3"])
     'skylake'
     """
-    for architecture in TRIPLES:
-        implied = _required(architecture, mcpu)
-        if implied is not None:
-            own = implied | {feature[1:] for feature in mattr if feature.startswith("+")}
-            others = {name: _required(architecture, name) for name in names}
-            fitting = {name: len(needed) for name, needed in others.items() if needed is not None and needed <= own}
-            return max(fitting, key=lambda name: (fitting[name], name == mcpu), default=None)
-    return None
+    implied = _required(architecture, mcpu)
+    if implied is None:
+        return None
+    own = implied | {feature[1:] for feature in mattr if feature.startswith("+")}
+    others = {name: _required(architecture, name) for name in names}
+    fitting = {name: len(needed) for name, needed in others.items() if needed is not None and needed <= own}
+    return max(fitting, key=lambda name: (fitting[name], name == mcpu), default=None)
 
 
 @cache

@@ -577,6 +577,32 @@ def share_of_new(indices: np.ndarray, window: int) -> float:
     return float(np.mean([len(np.unique(flat[s : s + length])) / length for s in starts]))
 
 
+def share_of_misses(indices: np.ndarray, window: int) -> float:
+    """Return the share of the entries of an index array whose number was not among as many entries before them.
+
+    That of a cache with room for `window` rows that replaces the one used longest ago, roughly, in a few samples.
+
+    Parameters
+    ----------
+    indices : ndarray
+    window : int
+        Entries.
+
+    Examples
+    --------
+    >>> share_of_misses(np.array([0, 1, 2, 3] * 9), 4), share_of_misses(np.arange(36), 4)
+    (0.0, 1.0)
+    """
+    flat = indices.reshape(-1)
+    length = max(1, min(window, len(flat) // 2))
+    count = min(WINDOWS, max(1, len(flat) // (2 * length)))
+    starts = np.linspace(0, max(len(flat) - 2 * length, 0), count).astype(np.int64)
+    misses = [
+        np.setdiff1d(flat[s + length : s + 2 * length], flat[s : s + length]).size / length for s in starts.tolist()
+    ]
+    return float(np.mean(misses))
+
+
 def has_longer_row(indptr: np.ndarray, length: int) -> bool:
     """Return whether a row has more than `length` entries: it contains one of the entries `length`, 2 `length`, ...
 
@@ -636,6 +662,7 @@ __all__ = [
     "results_over",
     "row_pointers",
     "share_of_changes",
+    "share_of_misses",
     "share_of_new",
     "some_lengths",
     "widths",

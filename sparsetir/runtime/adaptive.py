@@ -79,11 +79,17 @@ class Trial:
         self.winner = ""
 
     def __call__(self, *operands: Any, **arguments: Any) -> Any:
-        """Make a call by the candidate with the fewest bursts of calls."""
-        candidate = min(self.candidates, key=lambda candidate: candidate.bursts)
-        result = candidate(operands, arguments)
-        if all(candidate.is_sampled for candidate in self.candidates):
-            fastest = min(self.candidates, key=lambda candidate: min(candidate.seconds))
+        """Make a call by the candidate with the fewest bursts of calls; those that only ever fail are left out."""
+        able = [candidate for candidate in self.candidates if candidate.failures < BURST or candidate.has_worked]
+        candidate = min(able or self.candidates, key=lambda candidate: candidate.bursts)
+        try:
+            result = candidate(operands, arguments)
+        except Exception:
+            # What no candidate has done yet may fail because of the arguments.
+            candidate.failures += any(other.has_worked for other in self.candidates)
+            raise
+        if able and all(candidate.is_sampled for candidate in able):
+            fastest = min(able, key=lambda candidate: min(candidate.seconds))
             self.winner, self.best = fastest.name, fastest.call
         return result
 
@@ -102,18 +108,17 @@ class _Candidate:
     def __init__(self, name: str, call: Call) -> None:
         self.name, self.call = name, call
         self.seconds: list[float] = []
-        self.calls = 0
+        self.calls = self.failures = 0
+        self.has_worked = False
 
     def __call__(self, operands: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
         is_timed = self.calls > 0 and (self.calls - 1) % BURST > 0
         self.calls += 1
-        seconds, start = math.inf, time.perf_counter()  # of a call that fails
-        try:
-            result = self.call(*operands, **arguments)
-            seconds = time.perf_counter() - start
-        finally:
-            if is_timed:
-                self.seconds.append(seconds)
+        start = time.perf_counter()
+        result = self.call(*operands, **arguments)
+        if is_timed:
+            self.seconds.append(time.perf_counter() - start)
+        self.has_worked = True
         return result
 
     @property
@@ -151,16 +156,16 @@ class AlignedOperand:
         self.function, self.place, self.on_copies = function, place, on_copies
         # For each number of columns: the trial, and whether copies have gaps between their rows.
         self.trials: dict[int, tuple[Trial | None, bool]] = {}
-        # Identity of the last operand that is best read as it is; another one with this identity is only read slower.
-        self.last = 0
+        self.last: weakref.ref[Any] | None = None  # the last operand that is best read as it is
 
     def __call__(self, *ready: Any) -> Any:
         operand = ready[self.place]
-        if id(operand) == self.last or not isinstance(operand, np.ndarray):
+        last = self.last
+        if (last is not None and last() is operand) or not isinstance(operand, np.ndarray):
             return self.function(*ready)
         trial, has_gaps = self.trials.get(operand.shape[-1]) or self._trial(operand)
         if trial is None or (not has_gaps and operand.ctypes.data % LINE == 0):
-            self.last = id(operand)
+            self.last = weakref.ref(operand)
             return self.function(*ready)
         return (trial.best or trial)(*ready)
 

@@ -120,7 +120,8 @@ def test_every_shipped_family_is_a_name_of_llvm() -> None:
 def test_other_processors_have_the_profile_of_the_one_most_like_them(
     mcpu: str, mattr: list[str], family: str | None
 ) -> None:
-    assert target.closest_name(mcpu, FAMILIES, mattr) == family
+    architecture = "aarch64" if mcpu.startswith("neoverse") else "x86_64"
+    assert target.closest_name(mcpu, FAMILIES, mattr, architecture=architecture) == family
 
 
 def test_added_features_count_for_the_profile_of_a_masked_processor() -> None:
@@ -131,9 +132,16 @@ def test_added_features_count_for_the_profile_of_a_masked_processor() -> None:
 @pytest.mark.parametrize("name", [name for names in target.NAMES.values() for name in names])
 def test_processors_with_wide_vectors_have_a_profile_of_relatives(name: str) -> None:
     """Only those without AVX2, or of the first 64-bit Arm cores, have the generic one."""
-    features = next((found for a in target.TRIPLES if (found := target._required(a, name)) is not None), frozenset())
-    if {"avx2", "fma"} <= features or {"dotprod", "fullfp16"} <= features:
-        assert target.closest_name(name, FAMILIES) is not None
+    for architecture in target.TRIPLES:
+        features = target._required(architecture, name) or frozenset()
+        if {"avx2", "fma"} <= features or {"dotprod", "fullfp16"} <= features:
+            assert target.closest_name(name, FAMILIES, architecture=architecture) not in (None, "generic")
+
+
+@pytest.mark.parametrize("name", ["neoverse-n1", "neoverse-v1", "neoverse-v2"])
+def test_added_features_count_for_the_profile_of_an_arm_core_of_another_maker(name: str) -> None:
+    added = [f"+{feature}" for feature in target._required("aarch64", name) or ()]
+    assert target.closest_name("generic", FAMILIES, added, architecture="aarch64") == name
 
 
 def test_smaller_caches_of_a_relative_end_earlier() -> None:

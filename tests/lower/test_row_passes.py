@@ -473,6 +473,7 @@ def test_sums_of_targets_that_gather_vectors(dtype: str, staged: int, lanes: int
     kernel = sparsetir.build(sparsetir.ops.spmv(dtype), target, schedule=choices)
     if target is not None:
         assert "st_gather" in kernel.script(stage=3)
+        assert "vgather" in kernel.source("asm")
     np.testing.assert_allclose(kernel(A=matrix, x=x), matrix @ x, rtol=1e-5)
 
 

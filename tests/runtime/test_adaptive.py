@@ -231,15 +231,48 @@ def test_calls_after_a_compilation_do_not_decide_a_trial(first: str, monkeypatch
     assert calls == 2 * (1 + 2 * adaptive.BURST)
 
 
-def test_a_candidate_that_fails_does_not_win_a_trial() -> None:
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_candidate_that_fails_does_not_win_a_trial(order: int) -> None:
     def fails() -> None:
         raise MemoryError("no memory for the copy")
 
-    trial = adaptive.Trial([("as passed", lambda: time.sleep(1e-3)), ("copied", fails)])
-    for _ in range(2 * (1 + 2 * adaptive.BURST)):
+    trial = adaptive.Trial([("as passed", lambda: time.sleep(1e-3)), ("copied", fails)][::order])
+    for _ in range(40):
         with contextlib.suppress(MemoryError):
-            trial()
+            (trial.best or trial)()
     assert trial.winner == "as passed"
+
+
+def test_wrong_arguments_decide_no_trial() -> None:
+    def lasting(seconds: float) -> Any:
+        def call(is_right: bool) -> None:
+            if not is_right:
+                raise ValueError("expected other arguments")
+            time.sleep(seconds)
+
+        return call
+
+    trial = adaptive.Trial([("slow", lasting(2e-3)), ("fast", lasting(1e-3))])
+    for _ in range(13):
+        with pytest.raises(ValueError, match="other arguments"):
+            trial(False)
+    while trial.best is None:
+        trial(True)
+    assert trial.winner == "fast"
+
+
+@pytest.mark.parametrize("columns", [16, 32])
+def test_temporaries_with_the_identity_of_an_aligned_operand_are_copied(columns: int) -> None:
+    copied: list[int] = []
+    called = adaptive.AlignedOperand(lambda _: None, 0, lambda operand: (lambda _: copied.append(1), operand.shape[-1]))
+    called(_at(0, np.ones((64, columns), "float32")))
+    called(_at(16, np.ones((64, columns), "float32")))
+    called.trials[columns][0].best = called.trials[columns][0].candidates[1].call
+    copied.clear()
+    for _ in range(9):
+        called(_at(0, np.ones((64, columns), "float32")))
+        called(_at(16, np.ones((64, columns), "float32")))
+    assert len(copied) == 9
 
 
 OTHERS = (formats.bsr(4, 4), formats.ell(), formats.sell(4, 8))
