@@ -156,7 +156,7 @@ def draw_history(path: Path) -> None:
     dated = [run for name in MACHINES for run in read(name) if run.operation == "SpMM" and run.commit]
     runs = sorted(dated, key=lambda run: run.date)
     figure, axes = pyplot.subplots(figsize=(6.8, 3.4), layout="constrained")
-    markers = dict(zip(sorted({run.machine for run in runs}), "os", strict=True))
+    markers = dict(zip(sorted({run.machine for run in runs}), "os^", strict=True))
     for library, colour in {"scipy": "C7", "best": "C0"}.items():
         for machine, marker in markers.items():
             places = [n for n, run in enumerate(runs) if run.machine == machine]
