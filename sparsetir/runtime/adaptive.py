@@ -53,6 +53,7 @@ class Trial:
 
     The first call of each is not timed, as it may compile. Bursts of calls follow, at least two of each candidate, so
     that a phase in which the machine is slower counts for all of them; the first call of a burst is not timed either.
+    The first candidate's first burst comes before all others, see `is_short`.
 
     Parameters
     ----------
@@ -81,7 +82,9 @@ class Trial:
     def __call__(self, *operands: Any, **arguments: Any) -> Any:
         """Make a call by the candidate with the fewest bursts of calls; those that only ever fail are left out."""
         able = [candidate for candidate in self.candidates if candidate.failures < BURST or candidate.has_worked]
-        candidate = min(able or self.candidates, key=lambda candidate: candidate.bursts)
+        left = able or self.candidates
+        # One burst of the first tells whether calls are so short that the others need not be compiled.
+        candidate = left[0] if left[0].bursts < 2 else min(left, key=lambda candidate: candidate.bursts)
         try:
             result = candidate(operands, arguments)
         except Exception:
