@@ -131,7 +131,7 @@ class _Candidate:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether enough calls were timed."""
+        """True if enough calls were timed."""
         count = len(self.seconds)
         return count >= SAMPLES and (sum(self.seconds) >= SAMPLED_SECONDS or count > MOST_SAMPLES)
 

@@ -216,6 +216,21 @@ def test_share_of_new_of_known_arrays(length: int) -> None:
     assert effects.share_of_new(np.zeros(length, np.int64), 64) == pytest.approx(1 / min(length, 64))
 
 
+@pytest.mark.parametrize("count", [1, 20, 90, 3000])
+@pytest.mark.parametrize("window", [1, 7, 64, 400])
+def test_share_of_misses_of_drawn_arrays(window: int, count: int) -> None:
+    """Entries are new if neither the window before them nor those between have their number."""
+    rng = np.random.default_rng(window + count)
+    for length in (0, 1, 2, 2 * window, 2 * window + 1):
+        drawn = rng.integers(0, count, length).astype(np.int32)
+        before = max(1, min(window, length // 2))
+        seen, new = set(drawn[:before].tolist()), 0
+        for number in drawn[before : 2 * before].tolist():
+            new += number not in seen
+            seen.add(number)
+        assert effects.share_of_misses(drawn, window) == pytest.approx(new / before)
+
+
 def test_results_stay_as_they_are_when_other_code_takes_over() -> None:
     rows = 2 * private_cache() // 128 + 1
     A, B = scattered(rows, rows, 3 * rows), np.random.default_rng(1).random((rows, 64), dtype=np.float32)
