@@ -718,8 +718,8 @@ def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 # than an extraction. The first index of a word is in its lowest bits.
 #
 # Instructions that gather vectors take a third of that time on an Emerald Rapids (`sparsetir calibrate` prints both).
-# They take no less on AMD's processors, for which `sparsetir.codegen.target.native_target` disables them. Elements are those
-# of the last dimension, of 32 or 64 bits.
+# They take no less on AMD's processors, for which `sparsetir.codegen.target.native_target` disables them. Elements are
+# those of the last dimension, of 32 or 64 bits.
 
 
 WORD = 64  # bits of the general-purpose registers in which subscripts are computed
